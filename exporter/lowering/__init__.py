@@ -1,0 +1,1 @@
+"""Lower: canonical nodes to what a target runs best."""

@@ -1,0 +1,1 @@
+"""Raise: decomposed subgraphs to canonical nodes."""
