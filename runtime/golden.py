@@ -1,0 +1,142 @@
+"""The golden: feeds and the source's outputs, recorded at export, kept in ``golden.safetensors``.
+
+Tensors are named ``<case id>/inputs/<name>`` and ``<case id>/outputs/<name>``; the list of cases is JSON under
+the key ``cases`` of the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import BundleError
+from . import fields
+
+__all__ = ["GOLDEN_NAME", "GoldenCase", "load_golden", "save_golden"]
+
+GOLDEN_NAME = "golden.safetensors"
+
+# A golden is a few shapes; a file beyond these bounds is damaged or made to exhaust memory.
+_MAX_BYTES = 2 << 30
+_MAX_CASES = 10_000
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One recorded call.
+
+    Attributes:
+        id: unique, without ``/``.
+        batch: rows.
+        sequence: positions per row, padding included.
+        pattern: mask pattern that made the feeds.
+        inputs: feeds by input name.
+        outputs: the source's outputs by output name.
+    """
+
+    id: str
+    batch: int
+    sequence: int
+    pattern: str
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+
+
+def save_golden(path: Path, cases: Sequence[GoldenCase]) -> None:
+    """Write the cases to a safetensors file.
+
+    Raises:
+        BundleError: no cases, a case without inputs or outputs, a repeated id or an id with ``/``.
+    """
+    from safetensors.numpy import save_file
+
+    _check_ids([case.id for case in cases], path.name)
+    tensors: dict[str, np.ndarray] = {}
+    for case in cases:
+        if not case.inputs or not case.outputs:
+            raise BundleError(f"{path.name}: case {case.id} has no inputs or no outputs")
+        for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
+            for name, values in arrays.items():
+                # safetensors writes the buffer as it lies: a transposed view would be stored scrambled.
+                tensors[f"{case.id}/{kind}/{name}"] = np.asarray(values, order="C")
+    entries = [
+        {"id": case.id, "batch": case.batch, "sequence": case.sequence, "pattern": case.pattern} for case in cases
+    ]
+    save_file(tensors, path, metadata={"cases": json.dumps(entries)})
+
+
+def load_golden(path: Path) -> list[GoldenCase]:
+    """Read what ``save_golden`` wrote, in its order.
+
+    Raises:
+        BundleError: the file is missing, too large, no safetensors file, or its case list is wrong.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    name = path.name
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise BundleError(f"{name}: found {size} bytes, wanted at most {_MAX_BYTES}")
+        with safe_open(path, framework="numpy") as file:
+            entries = _entries((file.metadata() or {}).get("cases"), name)
+            found: dict[str, dict[str, dict[str, np.ndarray]]] = {
+                str(entry["id"]): {"inputs": {}, "outputs": {}} for entry in entries
+            }
+            for key in file.keys():  # noqa: SIM118 - the file is no mapping
+                case, _, rest = key.partition("/")
+                kind, _, tensor = rest.partition("/")
+                if case not in found or kind not in found[case] or not tensor:
+                    raise BundleError(f"{name}: tensor {key} belongs to no case")
+                found[case][kind][tensor] = file.get_tensor(key)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise BundleError(f"{path}: not a safetensors file: {error}") from error
+    cases = [
+        GoldenCase(**entry, inputs=found[entry["id"]]["inputs"], outputs=found[entry["id"]]["outputs"])
+        for entry in entries
+    ]
+    for case in cases:
+        if not case.inputs or not case.outputs:
+            raise BundleError(f"{name}: case {case.id} has no inputs or no outputs")
+    return cases
+
+
+def _entries(listing: str | None, name: str) -> list[dict[str, Any]]:
+    """Return the checked case list."""
+    if listing is None:
+        raise BundleError(f"{name}: no case list in the metadata")
+    try:
+        parsed = json.loads(listing)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{name}: the case list is not JSON: {error}") from error
+    entries = []
+    for i, value in enumerate(fields.array(parsed, f"{name}: cases")):
+        where = f"{name}: cases[{i}]"
+        entry = fields.mapping(value, where)
+        entries.append(
+            {
+                "id": fields.text(fields.required(entry, "id", where), f"{where}.id"),
+                "batch": fields.integer(fields.required(entry, "batch", where), f"{where}.batch", minimum=1),
+                "sequence": fields.integer(fields.required(entry, "sequence", where), f"{where}.sequence", minimum=1),
+                "pattern": fields.text(fields.required(entry, "pattern", where), f"{where}.pattern"),
+            }
+        )
+    _check_ids([entry["id"] for entry in entries], name)
+    return entries
+
+
+def _check_ids(ids: list[str], name: str) -> None:
+    if not ids or len(ids) > _MAX_CASES:
+        raise BundleError(f"{name}: found {len(ids)} cases, wanted 1 to {_MAX_CASES}")
+    for id_ in ids:
+        if not id_ or "/" in id_:
+            raise BundleError(f'{name}: case id "{id_}" is empty or has a slash')
+    if len(set(ids)) != len(ids):
+        raise BundleError(f"{name}: case ids repeat")

@@ -1,0 +1,280 @@
+"""``tfx.json``, the manifest of a bundle, format 1.
+
+==========  ==========================================================================================
+key         value
+==========  ==========================================================================================
+format      1
+source      {kind, name, sha256}: what was exported
+inputs      [{name, dtype, shape, role, limit}]: an axis is a size or a name; ``limit`` bounds integer values
+outputs     [{name, dtype, shape}]
+max_length  longest sequence in tokens, or null
+pad_id      token id that pads a batch
+pooling     {mode, normalize, output} or null: the output that holds one vector per text
+tokenizer   {file, max_length} or null
+target      cpu | cuda | web | portable
+precision   fp32 | fp16 | int8
+layout      padded | ragged
+model       {file, opset, ir_version, domains}
+counts      {attention, layer_norm, rms_norm, gelu, rotary}: canonical nodes
+refusals    [{rule, where, reason}]: fusions that did not fire
+tolerance   {max_abs, min_cosine}, each a number or null
+parity      {passed, max_abs, min_cosine, provider, cases} measured at export, or null
+files       {name: {bytes, sha256}}: every file but this one
+versions    {package: version} of what made the bundle
+==========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import BundleError
+from . import fields
+from .tensors import TensorSpec
+
+__all__ = ["FORMAT", "MANIFEST_NAME", "Manifest", "bare_name"]
+
+FORMAT = 1
+MANIFEST_NAME = "tfx.json"
+
+_COUNTS = ("attention", "layer_norm", "rms_norm", "gelu", "rotary")
+_LAYOUTS = ("padded", "ragged")
+_POOLINGS = ("cls", "mean", "max", "last")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The fields of ``tfx.json``, as the module's table lists them; ``format`` is implied."""
+
+    source: Mapping[str, Any]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_length: int | None
+    pad_id: int
+    target: str
+    precision: str
+    layout: str
+    model: Mapping[str, Any]
+    counts: Mapping[str, int]
+    tolerance: Mapping[str, float | None]
+    pooling: Mapping[str, Any] | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    refusals: tuple[Mapping[str, str], ...] = ()
+    parity: Mapping[str, Any] | None = None
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``tfx.json`` holds."""
+        return {
+            "format": FORMAT,
+            "source": dict(self.source),
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
+            "max_length": self.max_length,
+            "pad_id": self.pad_id,
+            "pooling": None if self.pooling is None else dict(self.pooling),
+            "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
+            "target": self.target,
+            "precision": self.precision,
+            "layout": self.layout,
+            "model": dict(self.model),
+            "counts": dict(self.counts),
+            "refusals": [dict(refusal) for refusal in self.refusals],
+            "tolerance": dict(self.tolerance),
+            "parity": None if self.parity is None else dict(self.parity),
+            "files": {name: dict(entry) for name, entry in self.files.items()},
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def parse(cls, content: str | bytes) -> Manifest:
+        """Read the text of a ``tfx.json``.
+
+        Raises:
+            BundleError: not JSON, a newer format, or a field that is missing or wrong; the message names it.
+        """
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{MANIFEST_NAME}: not JSON: {error}") from error
+        return cls.from_json(value)
+
+    @classmethod
+    def from_json(cls, value: object) -> Manifest:
+        """Check and read a parsed ``tfx.json``; errors as in ``parse``."""
+        top = fields.mapping(value, MANIFEST_NAME)
+        version = fields.integer(fields.required(top, "format", MANIFEST_NAME), _at("format"), minimum=1)
+        if version > FORMAT:
+            raise BundleError(
+                f"{_at('format')}: found {version}, this tfx reads format {FORMAT}; install a newer tfx-onnx"
+            )
+        fields.only_keys(top, ("format", *_KEYS), MANIFEST_NAME)
+        get = {key: fields.required(top, key, MANIFEST_NAME) for key in _KEYS}
+        manifest = cls(
+            source=_source(get["source"]),
+            inputs=_tensors(get["inputs"], _at("inputs"), output=False),
+            outputs=_tensors(get["outputs"], _at("outputs"), output=True),
+            max_length=None
+            if get["max_length"] is None
+            else fields.integer(get["max_length"], _at("max_length"), minimum=1),
+            pad_id=fields.integer(get["pad_id"], _at("pad_id")),
+            pooling=None if get["pooling"] is None else _pooling(get["pooling"]),
+            tokenizer=None if get["tokenizer"] is None else _tokenizer(get["tokenizer"]),
+            target=fields.text(get["target"], _at("target")),
+            precision=fields.text(get["precision"], _at("precision")),
+            layout=fields.choice(get["layout"], _LAYOUTS, _at("layout")),
+            model=_model(get["model"]),
+            counts=_counts(get["counts"]),
+            refusals=tuple(
+                _texts(entry, ("rule", "where", "reason"), f"{_at('refusals')}[{i}]")
+                for i, entry in enumerate(fields.array(get["refusals"], _at("refusals")))
+            ),
+            tolerance=_tolerance(get["tolerance"]),
+            parity=None if get["parity"] is None else _parity(get["parity"]),
+            files=_files(get["files"]),
+            versions={
+                key: fields.text(entry, f"{_at('versions')}.{key}")
+                for key, entry in fields.mapping(get["versions"], _at("versions")).items()
+            },
+        )
+        manifest._check_references()
+        return manifest
+
+    def _check_references(self) -> None:
+        """Refuse a manifest whose fields name tensors or files that it does not list."""
+        if self.pooling is not None and self.pooling["output"] not in [spec.name for spec in self.outputs]:
+            names = ", ".join(spec.name for spec in self.outputs)
+            raise BundleError(f'{_at("pooling.output")}: found "{self.pooling["output"]}", wanted one of {names}')
+        owners = {"model.file": self.model, "tokenizer.file": self.tokenizer}
+        for where, owner in owners.items():
+            if owner is not None and self.files and owner["file"] not in self.files:
+                raise BundleError(f'{_at(where)}: "{owner["file"]}" is not among the files')
+
+
+_KEYS = tuple(Manifest.__dataclass_fields__)
+
+
+def bare_name(value: object, where: str) -> str:
+    """Return a file name that cannot leave its folder: no separators, drives, dots alone or control characters.
+
+    Raises:
+        BundleError: the name could.
+    """
+    name = fields.text(value, where)
+    if name in (".", "..") or re.search(r'[/\\:\x00-\x1f<>"|?*]', name) or len(name.encode()) > 255:
+        raise BundleError(f'{where}: found "{name[:80]}", wanted a bare file name inside the bundle')
+    return name
+
+
+def _at(key: str) -> str:
+    return f"{MANIFEST_NAME}: {key}"
+
+
+def _texts(value: object, keys: tuple[str, ...], where: str) -> dict[str, str]:
+    entry = fields.mapping(value, where)
+    fields.only_keys(entry, keys, where)
+    return {key: fields.text(fields.required(entry, key, where), f"{where}.{key}", empty=True) for key in keys}
+
+
+def _source(value: object) -> dict[str, Any]:
+    where = _at("source")
+    entry = fields.mapping(value, where)
+    for key in ("kind", "name"):
+        fields.text(fields.required(entry, key, where), f"{where}.{key}")
+    if entry.get("sha256") is not None:
+        fields.text(entry["sha256"], f"{where}.sha256")
+    return entry
+
+
+def _tensors(value: object, where: str, *, output: bool) -> tuple[TensorSpec, ...]:
+    specs = tuple(
+        TensorSpec.from_json(entry, f"{where}[{i}]", output=output)
+        for i, entry in enumerate(fields.array(value, where))
+    )
+    if not specs:
+        raise BundleError(f"{where}: found none, wanted at least one")
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise BundleError(f"{where}: names repeat: {', '.join(names)}")
+    return specs
+
+
+def _pooling(value: object) -> dict[str, Any]:
+    where = _at("pooling")
+    entry = fields.mapping(value, where)
+    fields.only_keys(entry, ("mode", "normalize", "output"), where)
+    fields.choice(fields.required(entry, "mode", where), _POOLINGS, f"{where}.mode")
+    fields.text(fields.required(entry, "output", where), f"{where}.output")
+    if not isinstance(fields.required(entry, "normalize", where), bool):
+        raise BundleError(f"{where}.normalize: found {entry['normalize']!r}, wanted true or false")
+    return entry
+
+
+def _tokenizer(value: object) -> dict[str, Any]:
+    where = _at("tokenizer")
+    entry = fields.mapping(value, where)
+    fields.only_keys(entry, ("file", "max_length"), where)
+    bare_name(fields.required(entry, "file", where), f"{where}.file")
+    if entry.get("max_length") is not None:
+        fields.integer(entry["max_length"], f"{where}.max_length", minimum=1)
+    return {"file": entry["file"], "max_length": entry.get("max_length")}
+
+
+def _model(value: object) -> dict[str, Any]:
+    where = _at("model")
+    entry = fields.mapping(value, where)
+    bare_name(fields.required(entry, "file", where), f"{where}.file")
+    for key in ("opset", "ir_version"):
+        fields.integer(fields.required(entry, key, where), f"{where}.{key}", minimum=1)
+    for i, domain in enumerate(fields.array(fields.required(entry, "domains", where), f"{where}.domains")):
+        fields.text(domain, f"{where}.domains[{i}]", empty=True)
+    return entry
+
+
+def _counts(value: object) -> dict[str, int]:
+    where = _at("counts")
+    entry = fields.mapping(value, where)
+    fields.only_keys(entry, _COUNTS, where)
+    return {key: fields.integer(fields.required(entry, key, where), f"{where}.{key}") for key in _COUNTS}
+
+
+def _tolerance(value: object) -> dict[str, float | None]:
+    where = _at("tolerance")
+    entry = fields.mapping(value, where)
+    fields.only_keys(entry, ("max_abs", "min_cosine"), where)
+    return {
+        key: None if entry.get(key) is None else fields.number(entry[key], f"{where}.{key}")
+        for key in ("max_abs", "min_cosine")
+    }
+
+
+def _parity(value: object) -> dict[str, Any]:
+    where = _at("parity")
+    entry = fields.mapping(value, where)
+    if not isinstance(fields.required(entry, "passed", where), bool):
+        raise BundleError(f"{where}.passed: found {entry['passed']!r}, wanted true or false")
+    for key in ("max_abs", "min_cosine"):
+        if fields.required(entry, key, where) is not None:
+            fields.number(entry[key], f"{where}.{key}")
+    return entry
+
+
+def _files(value: object) -> dict[str, dict[str, Any]]:
+    where = _at("files")
+    files = fields.mapping(value, where)
+    for name, entry in files.items():
+        bare_name(name, where)
+        if name == MANIFEST_NAME:
+            raise BundleError(f"{where}: lists {MANIFEST_NAME} itself")
+        inner = f'{where}["{name}"]'
+        fields.integer(fields.required(fields.mapping(entry, inner), "bytes", inner), f"{inner}.bytes")
+        digest = fields.text(fields.required(entry, "sha256", inner), f"{inner}.sha256")
+        if not _SHA256.fullmatch(digest):
+            raise BundleError(f'{inner}.sha256: found "{digest[:80]}", wanted 64 hexadecimal digits')
+    return files
