@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from . import __version__
-from .errors import DependencyError, MachineError, TfxError
+from .errors import DependencyError, InputError, MachineError, TfxError
 
 __all__ = ["COMMANDS", "LazyGroup", "main"]
 
@@ -33,18 +33,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("runtime.commands:bench", "Time a bundle: latency, tokens/s, memory."),
     "doctor": ("runtime.commands:doctor", "Show what can run on this machine and what is missing."),
 }
-
-
-class Failure(click.ClickException):
-    """One line on stderr, `error: ...`, and an exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code
-
-    def show(self, file: Any = None) -> None:
-        """Print the line on stderr, or on `file`."""
-        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
 
 
 class LazyGroup(click.Group):
@@ -73,16 +61,16 @@ class LazyGroup(click.Group):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            raise _usage_failure(error) from error
+            _usage(error)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every error becomes one line and an exit code."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, Failure):
+        except click.exceptions.Exit:
             raise
         except click.UsageError as error:
-            raise _usage_failure(error) from error
+            _usage(error)
         except (KeyboardInterrupt, click.Abort):
             click.echo("interrupted", err=True)
             ctx.exit(130)
@@ -90,11 +78,16 @@ class LazyGroup(click.Group):
             _fail(error, debug=bool(ctx.params.get("debug")))
 
 
-def _usage_failure(error: click.UsageError) -> click.ClickException:
+def _stop(message: str, exit_code: int) -> NoReturn:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    raise click.exceptions.Exit(exit_code)
+
+
+def _usage(error: click.UsageError) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return error
+        raise error  # its message is the help itself
     hint = f" (see: {error.ctx.command_path} --help)" if error.ctx is not None else ""
-    return Failure(error.format_message() + hint, error.exit_code)
+    _stop(error.format_message() + hint, InputError.exit_code)
 
 
 def _fail(error: Exception, *, debug: bool) -> NoReturn:
@@ -103,20 +96,20 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
     if isinstance(error, ImportError):
         error = DependencyError.from_import(error) or error
     if isinstance(error, TfxError):
-        raise Failure(str(error), error.exit_code)
+        _stop(str(error), error.exit_code)
     if isinstance(error, MemoryError):
-        raise Failure(f"out of memory: {error}" if str(error) else "out of memory", MachineError.exit_code)
+        _stop(f"out of memory: {error}" if str(error) else "out of memory", MachineError.exit_code)
     if isinstance(error, click.ClickException):
-        raise Failure(error.format_message(), TfxError.exit_code)
+        _stop(error.format_message(), InputError.exit_code)
     hint = "" if debug else " (tfx --debug ... shows where)"
-    raise Failure(f"unexpected {type(error).__name__}: {error}{hint}", TfxError.exit_code)
+    _stop(f"unexpected {type(error).__name__}: {error}{hint}", TfxError.exit_code)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tfx")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def main(debug: bool) -> None:
-    """Turn a PyTorch Transformer encoder into a verified, fast ONNX bundle.
+    r"""Turn a PyTorch Transformer encoder into a verified, fast ONNX bundle.
 
     \b
     Example:
