@@ -1,0 +1,55 @@
+# Two commands need no more than Python: `make demo` and `make test`.
+# Both make .venv when it is missing and install into it when pyproject.toml has changed since.
+#
+#   PYTHON=python3.12     the interpreter that makes .venv
+#   PIP_FLAGS=...         e.g. --extra-index-url https://download.pytorch.org/whl/cpu for the small torch wheel
+#   PYTEST_FLAGS=...      e.g. -n 4
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+BIN := $(VENV)/bin
+DEMO := build/demo-model
+
+.PHONY: demo test lint types unit format clean
+
+demo: $(VENV)/.installed-export
+	$(BIN)/tfx export --d-model 768 --layers 12 --out $(DEMO) --force
+	$(BIN)/tfx verify $(DEMO)
+	$(BIN)/tfx bench $(DEMO)
+
+test: lint types unit
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The link is how the type checker finds package tfx, which is this folder whatever its name.
+types: $(VENV)/.installed-dev
+	mkdir -p build/types && ln -sfn ../.. build/types/tfx
+	$(BIN)/basedpyright
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "tfx needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# Both installs are editable, so that neither puts a stale copy in front of the other.
+# What dev needs holds what export needs: after `make test`, `make demo` installs nothing.
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install $(PIP_FLAGS) --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(VENV)/.installed-export $@
+
+$(VENV)/.installed-export: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install $(PIP_FLAGS) --quiet --disable-pip-version-check --editable '.[export]'
+	touch $@
