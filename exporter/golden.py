@@ -1,0 +1,44 @@
+"""The golden: what the live torch module answers, recorded case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import SourceError
+from ..runtime.golden import GoldenCase
+from ..runtime.tensors import Case, default_cases, make_feeds
+from .probe import first_line, inference
+from .sources import Source
+
+__all__ = ["record"]
+
+
+def record(source: Source, cases: Sequence[Case] | None = None) -> list[GoldenCase]:
+    """Call the module on each case, by keyword.
+
+    Args:
+        source: what is called; its flags and torch's are as before afterwards.
+        cases: shapes and mask patterns, `default_cases` when None.
+
+    Returns:
+        Feeds and outputs, both by name. The feeds differ from case to case and are the same at every call.
+
+    Raises:
+        SourceError: the module cannot run a case; the message names it.
+    """
+    recorded = []
+    with inference(source.module):
+        for seed, case in enumerate(default_cases(source.inputs, source.max_length) if cases is None else cases):
+            feeds = make_feeds(source.inputs, batch=case.batch, sequence=case.sequence, pattern=case.pattern, seed=seed)
+            try:
+                # A copy: a module may write into its inputs.
+                returned = source.call({name: torch.tensor(array) for name, array in feeds.items()})
+            except SourceError:
+                raise
+            except Exception as error:
+                raise SourceError(f"{source.name}: case {case.id} does not run: {first_line(error)}") from error
+            outputs = {name: tensor.detach().cpu().numpy().copy() for name, tensor in returned.items()}
+            recorded.append(GoldenCase(case.id, case.batch, case.sequence, case.pattern, feeds, outputs))
+    return recorded
