@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tfx.errors import BundleError
+from tfx.runtime.golden import GoldenCase, load_golden, save_golden
+
+ONE_CASE = json.dumps([{"id": "c", "batch": 1, "sequence": 1, "pattern": "full"}])
+
+
+def case(id_="b1-s2-full", **changes):
+    values = {
+        "batch": 1,
+        "sequence": 2,
+        "pattern": "full",
+        "inputs": {"x": np.arange(6, dtype=np.int64).reshape(2, 3).T},
+        "outputs": {"layer/0": np.array(3.5, np.float32), "flag": np.array([True, False])},
+    }
+    return GoldenCase(id_, **{**values, **changes})
+
+
+def test_round_trip_keeps_order_names_dtypes_and_strided_values(tmp_path):
+    path = tmp_path / "golden.safetensors"
+    save_golden(path, [case("z"), case("a")])
+    loaded = load_golden(path)
+    assert [found.id for found in loaded] == ["z", "a"]
+    np.testing.assert_array_equal(loaded[0].inputs["x"], [[0, 3], [1, 4], [2, 5]])
+    assert loaded[0].outputs["layer/0"].shape == ()
+    assert loaded[0].outputs["layer/0"] == np.float32(3.5)
+    np.testing.assert_array_equal(loaded[0].outputs["flag"], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("cases", "message"),
+    [
+        ([], "found 0 cases"),
+        ([case("a/b")], "has a slash"),
+        ([case("a"), case("a")], "repeat"),
+        ([case(outputs={})], "no inputs or no outputs"),
+    ],
+)
+def test_wrong_cases_are_not_written(tmp_path, cases, message):
+    with pytest.raises(BundleError, match=message):
+        save_golden(tmp_path / "golden.safetensors", cases)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "message"),
+    [
+        ({"c/inputs/x": np.zeros(1)}, None, "no case list"),
+        ({"c/inputs/x": np.zeros(1)}, {"cases": "["}, "not JSON"),
+        ({"c/inputs/x": np.zeros(1)}, {"cases": "{}"}, "wanted an array"),
+        ({"c/inputs/x": np.zeros(1)}, {"cases": '[{"id": "c"}]'}, r"cases\[0\]\.batch: missing"),
+        ({"c/inputs/x": np.zeros(1)}, {"cases": ONE_CASE}, "no outputs"),
+        ({"d/inputs/x": np.zeros(1)}, {"cases": ONE_CASE}, "belongs to no case"),
+    ],
+)  # fmt: skip
+def test_a_file_with_a_wrong_case_list(tmp_path, tensors, metadata, message):
+    path = tmp_path / "golden.safetensors"
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(BundleError, match=message):
+        load_golden(path)
+
+
+def test_truncated_and_missing_files(tmp_path):
+    path = tmp_path / "golden.safetensors"
+    with pytest.raises(BundleError, match="cannot be read"):
+        load_golden(path)
+    save_golden(path, [case()])
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(BundleError, match="not a safetensors file"):
+        load_golden(path)
