@@ -1,1 +1,41 @@
-"""Lower: canonical nodes to what a target runs best."""
+"""Canonical nodes -> what a target runs. :func:`rules_for` is the table, one row per target.
+
+Each choice follows a measurement; ``benchmarks/README.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+from ..fusion import Fusion
+from ..targets import Target
+from .attention import AttentionMask, AttentionPrimitives, MultiHeadAttention, PackedAttention
+from .gelu import (
+    BiasGelu,
+    ContribGelu,
+    FastBiasGelu,
+    FastGelu,
+    GeluErfPrimitives,
+    GeluTanhPrimitives,
+)
+from .layer_norm import SkipLayerNorm
+
+_GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu)
+
+RULES: dict[str, tuple[type[Fusion], ...]] = {
+    # SkipLayerNormalization costs the CPU kernel 2.4 to 4 times what it replaces: not here.
+    "cpu": (PackedAttention, MultiHeadAttention, *_GELU),
+    "cuda": (MultiHeadAttention, SkipLayerNorm, *_GELU),
+}
+
+
+def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
+    """The rules that lower canonical nodes for a target, in order.
+
+    Args:
+        target: The profile.
+        opset: The ai.onnx opset to reach; it matters where only ai.onnx may be used.
+    """
+    if target.name in RULES:
+        return RULES[target.name]
+    version = opset or target.default_opset or 23
+    attention = AttentionMask if version >= 23 else AttentionPrimitives
+    return (attention,) if version >= 20 else (attention, GeluErfPrimitives, GeluTanhPrimitives)

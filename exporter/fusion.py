@@ -1,0 +1,303 @@
+"""What a rule is: a pattern, a guard, a replacement, and the proof it carries.
+
+A :class:`Fusion` is an ``onnxscript`` rewrite rule whose ``pattern`` method serves twice: the matcher
+compiles it, and :class:`GraphWriter` runs it to make the unfused graph. One parametrised test
+(``tests/exporter/test_laws.py``) proves every rule in the tables of :mod:`.raising` and
+:mod:`.lowering` from nothing but the rule itself: it fires once on its own pattern in every variant,
+changes no number, is idempotent, refuses its near misses with a reason, and refuses when an inner value
+is needed elsewhere.
+
+Constants are bound to pattern variables and compared in ``check`` instead of being written into the
+pattern: the matcher compares constants with an absolute tolerance of 1e-8, which takes an epsilon of
+1e-12 for zero, and it wants them 0-d.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript.rewriter import pattern as ops
+from onnxscript.rewriter._basics import MatchContext, MatchFailureError, MatchResult
+
+ORIGIN = "tfx.origin"
+"""Node metadata: path of the torch module a node came from, e.g. ``encoder.layer.0.attention``."""
+
+MEANING = "tfx.meaning"
+"""Node metadata: what a lowered node stands for: ``attention``, ``layer_norm``, ``gelu`` ..."""
+
+FLOAT32_LOWEST = float(np.finfo(np.float32).min)
+
+Refuse = MatchFailureError
+"""Raised by a guard: ``Refuse("epsilon is 2, wanted less than 1", value)``.
+
+With an empty reason it says that there is nothing to do here, which is not worth a report.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A subgraph that looked like a rule's pattern and was left alone.
+
+    Attributes:
+        rule: Name of the fusion.
+        where: Name of the node the pattern ended at.
+        reason: The guard that refused, with the value found and the one wanted.
+        origin: Path of the torch module the node came from, empty when unknown.
+    """
+
+    rule: str
+    where: str
+    reason: str
+    origin: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arg:
+    """A graph input of a rule's example.
+
+    Attributes:
+        shape: Ints or the symbolic axes ``"B"`` (batch) and ``"S"`` (sequence).
+        dtype: Numpy name of the element type.
+        low: Lowest value drawn for floats (normal values are clipped to it).
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: str = "float32"
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class NearMiss:
+    """A subgraph close to a rule's pattern that the rule must leave alone.
+
+    Attributes:
+        name: What is different.
+        reason: Regular expression that the refusal's reason matches; ``None`` when the pattern does
+            not match at all, so that no guard speaks.
+        replace: Arguments that differ from the rule's own example.
+        variant: Constructor options of the rule.
+        build: Writes a different graph: ``build(op, **arguments)``; the rule's pattern when ``None``.
+    """
+
+    name: str
+    reason: str | None
+    replace: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    variant: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    build: Callable[..., Any] | None = None
+
+
+class Fusion(ops.RewriteRuleClassBase):
+    """One raise or lower rule. Subclasses state the formula in their docstring.
+
+    Attributes:
+        variants: Constructor options; each makes one pattern.
+        near_misses: Subgraphs that must be refused.
+        tolerance: Largest absolute difference between the fused and unfused graph (fp32).
+        meaning: What the replacement stands for, kept in the metadata of its last node.
+        result: ``(domain, op_type)`` of the node that the rule is there to make.
+        example_opset: ai.onnx opset of the example graph.
+        result_opset: The lowest ai.onnx opset in which the replacement is valid.
+        keeps_inner: The replacement leaves inner values that are needed elsewhere in the graph (they are
+            cheap and shared); otherwise such a match is refused.
+    """
+
+    variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    near_misses: ClassVar[Sequence[NearMiss]] = ()
+    tolerance: ClassVar[float] = 1e-6
+    meaning: ClassVar[str | None] = None
+    result: ClassVar[tuple[str, str]]
+    example_opset: ClassVar[int] = 23
+    result_opset: ClassVar[int] = 23
+    keeps_inner: ClassVar[bool] = False
+
+    @classmethod
+    def id(cls) -> str:
+        """The rule's name in reports: ``GeluErf`` -> ``gelu_erf``."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def example(self) -> dict[str, Arg | np.ndarray]:
+        """Arguments of ``pattern`` that make a valid graph: inputs and constants, by name."""
+        raise NotImplementedError
+
+    def open_attributes(self) -> Mapping[str, Mapping[str, Any]]:
+        """Attributes that ``pattern`` leaves open and the example graph needs, by operator."""
+        return {}
+
+    def matches(self, context: MatchContext, bindings: Mapping[str, Any]) -> MatchResult:
+        """Runs ``check``; a raised :data:`Refuse` becomes a failed match with its reason."""
+        result = MatchResult()
+        try:
+            self.check(context, **bindings)
+        except Refuse as refusal:
+            result.fail(refusal.reason, list(refusal.failure_sources))
+        return result
+
+
+class GraphWriter:
+    """Runs a rule's ``pattern`` to write the nodes it describes.
+
+    Args:
+        attributes: Attributes to add, by operator, where the pattern does not set them.
+        swap: Writes the operands of every commutative operator the other way round.
+    """
+
+    _commutative = frozenset({"Add", "Mul"})
+
+    def __init__(
+        self, attributes: Mapping[str, Mapping[str, Any]] | None = None, *, swap: bool = False
+    ) -> None:
+        self.nodes: list[ir.Node] = []
+        self._attributes = attributes or {}
+        self._swap = swap
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        def write(*inputs: Any, _domain: str = "", _outputs: Any = 1, **attributes: Any) -> Any:
+            attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}
+            attributes = {**self._attributes.get(op_type, {}), **attributes}
+            if self._swap and op_type in self._commutative:
+                inputs = tuple(reversed(inputs))
+            count = _outputs if isinstance(_outputs, int) else len(_outputs)
+            node = ir.node(op_type, inputs, attributes, domain=_domain, num_outputs=count)
+            node.name = f"{op_type.lower()}_{len(self.nodes)}"
+            self.nodes.append(node)
+            return node.outputs[0] if count == 1 else node.outputs
+
+        return write
+
+
+def origin(node: ir.Node | None) -> str:
+    """The torch module path in a node's metadata, or an empty string."""
+    return node.metadata_props.get(ORIGIN, "") if node is not None else ""
+
+
+def apply(
+    fusion: type[Fusion], model: ir.Model, refusals: list[tuple[ir.Node, Refusal]]
+) -> int:
+    """Applies every variant of a rule once, in place.
+
+    Args:
+        fusion: The rule.
+        model: Changed in place.
+        refusals: Receives the node and the reason of each pattern that matched and was refused.
+
+    Returns:
+        How often the rule fired.
+    """
+    rules: list[ops.RewriteRule] = []
+    for options in fusion.variants:
+        rules.extend(_compile(fusion(**options), refusals))
+    return ops.RewriteRuleSet(rules).apply_to_model(model)
+
+
+def _compile(
+    rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]
+) -> Sequence[ops.RewriteRule]:
+    def refuse(node: ir.Node, reason: str) -> None:
+        refusals.append((node, Refusal(rule.id(), node.name or "", reason, origin(node))))
+
+    class Matcher(ops.SimplePatternMatcher):
+        """Reports a whole match that fails only because an inner value is needed elsewhere."""
+
+        def match(self, model: Any, graph: Any, node: ir.Node, **options: Any) -> MatchResult:
+            result = super().match(model, graph, node, **options)
+            if not result and result.reason.startswith("Matched nodes have other uses"):
+                refuse(node, "an inner value is a graph output or feeds another node")
+            return result
+
+    def check(context: MatchContext, **bindings: Any) -> MatchResult:
+        result = rule.matches(context, bindings)
+        if not result and result.reason:
+            refuse(context.root, result.reason)
+        return result
+
+    def rewrite(op: Any, **bindings: Any) -> Any:
+        outputs = rule.rewrite(op, **bindings)
+        last = outputs[0] if isinstance(outputs, Sequence) else outputs
+        if rule.meaning is not None:
+            last.producer().metadata_props[MEANING] = rule.meaning
+        return outputs
+
+    _share_signature(check, rule.check)
+    whole = ops.RewriteRule(
+        rule.pattern,
+        rewrite,
+        check,
+        matcher=Matcher,
+        name=rule.id(),
+        remove_nodes=not rule.keeps_inner,
+    )
+    return whole.commute()
+
+
+def _share_signature(function: Callable[..., Any], of: Callable[..., Any]) -> None:
+    function.__signature__ = inspect.signature(of)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+# Guards: each returns what a rule needs or raises Refuse with what was found and what was wanted.
+
+
+def scalar(value: ir.Value | None, what: str) -> float:
+    """The number in a constant of one element (0-d, 1-d, half, ...)."""
+    array = constant(value, what)
+    if array.size != 1:
+        raise Refuse(f"{what} has shape {list(array.shape)}, wanted one number", *_source(value))
+    return float(array.reshape(()))
+
+
+def expect(value: ir.Value | None, wanted: float, what: str) -> None:
+    """Refuses unless a constant equals ``wanted``, as far as its type and six decimals can say."""
+    found = scalar(value, what)
+    slack = 1e-3 if constant(value, what).dtype.itemsize == 2 else 1e-5
+    if not abs(found - wanted) <= slack * abs(wanted):
+        raise Refuse(f"{what} is {found:.6g}, wanted {wanted:.6g}", *_source(value))
+
+
+def constant(value: ir.Value | None, what: str) -> np.ndarray:
+    """The array of a constant."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    if tensor is None or (value is not None and value.is_graph_input()):
+        raise Refuse(f"{what} is not a constant", *_source(value))
+    return tensor.numpy()
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """The rank of a value, ``None`` when unknown."""
+    return len(value.shape) if value is not None and value.shape is not None else None
+
+
+def static(value: ir.Value, axis: int, what: str) -> int:
+    """The size of an axis that must be known."""
+    size = value.shape[axis] if value.shape is not None else None
+    if not isinstance(size, int):
+        raise Refuse(f"{what} has axis {axis} of unknown size, wanted a fixed one", value)
+    return size
+
+
+def same_axis(a: Any, b: Any) -> bool:
+    """Whether two axes are provably of equal size: equal ints, or the same named symbol."""
+    if isinstance(a, int) or isinstance(b, int):
+        return a == b
+    return a is not None and b is not None and a.value is not None and a.value == b.value
+
+
+def last_axis_only(node: ir.Node, of: ir.Value, what: str) -> None:
+    """Refuses unless a ReduceMean or ReduceSum reduces the last axis alone and keeps it."""
+    axes = node.attributes.get_ints("axes") if "axes" in node.attributes else None
+    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+        axes = constant(node.inputs[1], f"{what} axes").tolist()
+    size = rank(of)
+    last = [-1] if size is None else [-1, size - 1]
+    if axes is None or len(axes) != 1 or axes[0] not in last:
+        raise Refuse(f"{what} reduces axes {axes}, wanted the last alone", *_source(of))
+    if node.attributes.get_int("keepdims", 1) != 1:
+        raise Refuse(f"{what} drops the axis, wanted keepdims=1", *_source(of))
+
+
+def _source(value: ir.Value | None) -> tuple[ir.Value, ...]:
+    return () if value is None else (value,)

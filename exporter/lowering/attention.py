@@ -1,0 +1,321 @@
+"""Canonical ``Attention`` -> what a target runs best.
+
+- ``com.microsoft.Attention``: input projections, heads and attention in one kernel (CPU).
+- ``com.microsoft.MultiHeadAttention``: attention alone (CUDA; CPU where the projections cannot be packed).
+- MatMul and Softmax: anything that knows no attention operator (ai.onnx below opset 23).
+- ``Attention`` itself with a mask that every known runtime takes (ai.onnx from opset 23).
+
+A mask reaches the kernels as a finite additive bias. Rows that no key may be attended from would then be
+averages; the canonical node gives zeros there, so the output is multiplied by whether the row has a key
+(only where such a row is possible at all).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..fusion import Arg, Fusion, NearMiss, Refuse, constant, rank, static
+from .masks import as_bias, zero_dead_rows
+
+CONTRIB = "com.microsoft"
+_TWO_HEADS = {"Attention": {"q_num_heads": 2, "kv_num_heads": 2}}
+
+
+def _node(y: ir.Value) -> ir.Node:
+    node = y.producer()
+    assert node is not None
+    return node
+
+
+def _plain(node: ir.Node) -> None:
+    """Refuses what no kernel below offers: causal masks and soft caps."""
+    if node.attributes.get_int("is_causal", 0):
+        raise Refuse("is_causal is 1, wanted a bidirectional encoder's 0")
+    if node.attributes.get_float("softcap", 0.0) != 0.0:
+        raise Refuse(f"softcap is {node.attributes.get_float('softcap', 0.0):g}, wanted 0")
+    if len(node.inputs) > 4 and any(value is not None for value in node.inputs[4:]):
+        raise Refuse("the node has a key-value cache, wanted a plain encoder")
+
+
+def _heads(node: ir.Node) -> int:
+    """The head count: from the attribute (3-D) or from axis 1 (4-D). Grouped heads are refused."""
+    q, k, _ = node.inputs[:3]
+    assert q is not None and k is not None
+    if rank(q) == 4:
+        heads, keys = static(q, 1, "Q"), static(k, 1, "K")
+    else:
+        heads, keys = (node.attributes.get_int(f"{side}_num_heads", 0) for side in ("q", "kv"))
+    if heads < 1 or heads != keys:
+        raise Refuse(f"Q has {heads} heads and K {keys}, wanted equal numbers", q)
+    return heads
+
+
+def _scale(node: ir.Node) -> dict[str, float]:
+    return {"scale": node.attributes.get_float("scale", 0.0)} if "scale" in node.attributes else {}
+
+
+def _shape_constant(op: Any, *sizes: int) -> ir.Value:
+    return op.Constant(value=ir.tensor(np.array(sizes, np.int64)))
+
+
+def _merged(op: Any, x: ir.Value, name: str) -> ir.Value:
+    """(B, H, S, d) -> (B, S, H * d)."""
+    width = static(x, 1, name) * static(x, 3, name)
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, width))
+
+
+def _split(op: Any, x: ir.Value, heads: int) -> ir.Value:
+    """(B, S, H * d) -> (B, H, S, d)."""
+    return op.Transpose(op.Reshape(x, _shape_constant(op, 0, 0, heads, -1)), perm=[0, 2, 1, 3])
+
+
+class _Lowering(Fusion):
+    """Lowers any canonical attention node, with or without a mask, in its 3-D or its 4-D form."""
+
+    meaning = "attention"
+    variants = tuple(
+        {"masked": masked, "many": many} for masked, many in itertools.product((True, False), repeat=2)
+    )
+    tolerance = 3e-6
+
+    def __init__(self, masked: bool = True, many: bool = False) -> None:
+        super().__init__()
+        self._masked = masked
+        self._many = many  # Only the example differs: the pattern takes both forms.
+
+    def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return op.Attention(q, k, v, *([mask] if self._masked else []), _outputs=["y"])
+
+    def open_attributes(self) -> dict[str, dict[str, Any]]:
+        return {} if self._many else _TWO_HEADS
+
+    def check(self, op: Any, y: ir.Value, **_: Any) -> None:
+        if self._many != (rank(_node(y).inputs[0]) == 4):
+            raise Refuse()  # The other variant's.
+        _plain(_node(y))
+        _heads(_node(y))
+        if self._many:
+            for value, name in zip(_node(y).inputs[:3], "QKV"):
+                assert value is not None
+                static(value, 3, name)
+
+    def example(self) -> dict[str, Arg | np.ndarray]:
+        shape = ("B", 2, "S", 8) if self._many else ("B", "S", 16)
+        return {"q": Arg(shape), "k": Arg(shape), "v": Arg(shape), "mask": Arg(("B", 1, 1, "S"), "bool")}
+
+
+_NEAR_MISSES = (
+    NearMiss(
+        "causal",
+        "is_causal is 1",
+        build=lambda op, q, k, v, mask: op.Attention(
+            q, k, v, mask, q_num_heads=2, kv_num_heads=2, is_causal=1
+        ),
+    ),
+    NearMiss(
+        "a soft cap",
+        "softcap is 5",
+        build=lambda op, q, k, v, mask: op.Attention(
+            q, k, v, mask, q_num_heads=2, kv_num_heads=2, softcap=5.0
+        ),
+    ),
+    NearMiss(
+        "grouped queries",
+        "Q has 4 heads and K 2",
+        {"k": Arg(("B", "S", 8)), "v": Arg(("B", "S", 8))},
+        build=lambda op, q, k, v, mask: op.Attention(q, k, v, mask, q_num_heads=4, kv_num_heads=2),
+    ),
+)
+
+
+class MultiHeadAttention(_Lowering):
+    """``Attention(q, k, v, mask)`` -> ``com.microsoft.MultiHeadAttention(q, k, v, bias)``."""
+
+    result = (CONTRIB, "MultiHeadAttention")
+    result_opset = 17
+    near_misses = _NEAR_MISSES
+
+    def rewrite(
+        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
+    ) -> ir.Value:
+        heads = _heads(_node(y))
+        merged = [_merged(op, x, name) if self._many else x for x, name in ((q, "Q"), (k, "K"), (v, "V"))]
+        inputs: list[ir.Value | None] = [*merged]
+        if mask is not None:
+            inputs += [None, None, as_bias(op, mask, q, k, spread=True)]
+        out = op.MultiHeadAttention(*inputs, num_heads=heads, **_scale(_node(y)), _domain=CONTRIB)
+        if mask is not None:
+            out = zero_dead_rows(op, out, mask, heads)
+        return _split(op, out, heads) if self._many else out
+
+
+class AttentionPrimitives(_Lowering):
+    """``Attention(q, k, v, mask)`` -> ``MatMul(Softmax(MatMul(q, k^T) * scale + bias), v)``."""
+
+    result = ("", "Softmax")
+    result_opset = 17
+    near_misses = _NEAR_MISSES
+
+    def rewrite(
+        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
+    ) -> ir.Value:
+        node, heads = _node(y), _heads(_node(y))
+        size = static(q, -1, "Q") // (1 if self._many else heads)
+        scale = node.attributes.get_float("scale", size**-0.5)
+        if not self._many:
+            q4, v4 = _split(op, q, heads), _split(op, v, heads)
+            k_t = op.Transpose(op.Reshape(k, _shape_constant(op, 0, 0, heads, -1)), perm=[0, 2, 3, 1])
+        else:
+            q4, k_t, v4 = q, op.Transpose(k, perm=[0, 1, 3, 2]), v
+        kind = (q.dtype or ir.DataType.FLOAT).numpy()
+        scores = op.Mul(op.MatMul(q4, k_t), op.Constant(value=ir.tensor(np.array(scale, kind))))
+        if mask is not None:
+            scores = op.Add(scores, as_bias(op, mask, q, k, spread=False))
+        context = op.MatMul(op.Softmax(scores, axis=-1), v4)
+        width = static(v, -1, "V") * (heads if self._many else 1)
+        merged = op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, width))
+        if mask is not None:
+            dead = zero_dead_rows(op, merged, mask, heads)
+            if self._many:
+                return context if dead is merged else _split(op, dead, heads)
+            return dead
+        return context if self._many else merged
+
+
+class AttentionMask(_Lowering):
+    """``Attention(q, k, v, mask)`` -> the same node with a finite additive mask over all queries.
+
+    onnxruntime's CPU kernel wants the mask spread over the queries; engines differ on rows without a key.
+    """
+
+    result = ("", "Attention")
+    variants = ({"masked": True, "many": False}, {"masked": True, "many": True})
+
+    def check(self, op: Any, y: ir.Value, **bindings: Any) -> None:
+        mask = bindings["mask"]
+        if mask.metadata_props.get(_SPREAD):
+            raise Refuse()
+        super().check(op, y=y, **bindings)
+
+    def rewrite(
+        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
+    ) -> ir.Value:
+        assert mask is not None
+        node, heads = _node(y), _heads(_node(y))
+        bias = as_bias(op, mask, q, k, spread=True)
+        bias.metadata_props[_SPREAD] = "1"
+        attributes = {name: attr.value for name, attr in node.attributes.items()}
+        out = op.Attention(q, k, v, bias, **attributes)
+        if not self._many:
+            return zero_dead_rows(op, out, mask, heads)
+        merged = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, heads * static(v, 3, "V")))
+        dead = zero_dead_rows(op, merged, mask, heads)
+        return out if dead is merged else _split(op, dead, heads)
+
+    near_misses = _NEAR_MISSES
+
+
+_SPREAD = "tfx.spread"
+
+
+class PackedAttention(Fusion):
+    """``Attention(x Wq + bq, x Wk + bk, x Wv + bv, mask)`` -> ``com.microsoft.Attention(x, [Wq Wk Wv], bias)``."""
+
+    meaning = "attention"
+    result = (CONTRIB, "Attention")
+    result_opset = 17
+    tolerance = 5e-6
+    variants = tuple(
+        {"masked": masked, "biased": biased} for masked, biased in itertools.product((True, False), repeat=2)
+    )
+
+    def __init__(self, masked: bool = True, biased: bool = True) -> None:
+        super().__init__()
+        self._masked = masked
+        self._biased = biased
+
+    def pattern(
+        self, op: Any, x: Any, w_q: Any, w_k: Any, w_v: Any, b_q: Any, b_k: Any, b_v: Any, mask: Any
+    ) -> Any:
+        projected = []
+        for name, weight, bias in (("q", w_q, b_q), ("k", w_k, b_k), ("v", w_v, b_v)):
+            y = op.MatMul(x, weight, _outputs=[name if not self._biased else f"{name}_product"])
+            projected.append(op.Add(y, bias, _outputs=[name]) if self._biased else y)
+        return op.Attention(*projected, *([mask] if self._masked else []), _outputs=["y"])
+
+    def open_attributes(self) -> dict[str, dict[str, Any]]:
+        return _TWO_HEADS
+
+    def check(
+        self, op: Any, x: ir.Value, w_q: ir.Value, w_k: ir.Value, w_v: ir.Value, y: ir.Value, **bindings: Any
+    ) -> None:
+        _plain(_node(y))
+        heads = _heads(_node(y))
+        if rank(x) != 3:
+            raise Refuse(f"input has rank {rank(x)}, wanted (batch, sequence, d)", x)
+        widths = []
+        for weight, name in ((w_q, "Wq"), (w_k, "Wk"), (w_v, "Wv")):
+            if weight.const_value is None or weight.is_graph_input() or rank(weight) != 2:
+                raise Refuse(f"{name} is not a constant matrix", weight)
+            widths.append(static(weight, 1, name))
+        if widths[0] != widths[1] or widths[2] % heads:
+            raise Refuse(f"Q, K and V are {widths} wide, wanted Q and K equal and V a multiple of {heads}", x)
+        if self._biased:
+            for side, width in zip("qkv", widths):
+                if constant(bindings[f"b_{side}"], f"b{side}").shape != (width,):
+                    raise Refuse(f"b{side} has another shape than [{width}]", bindings[f"b_{side}"])
+
+    def rewrite(
+        self, op: Any, x: ir.Value, w_q: ir.Value, w_k: ir.Value, w_v: ir.Value, q: ir.Value, y: ir.Value,
+        b_q: ir.Value | None = None, b_k: ir.Value | None = None, b_v: ir.Value | None = None,
+        mask: ir.Value | None = None, **_: Any,
+    ) -> ir.Value:
+        heads = _heads(_node(y))
+        weight = _joined(op, [w_q, w_k, w_v], 1, f"{w_q.name}_qkv")
+        inputs: list[ir.Value | None] = [x, weight]
+        inputs.append(_joined(op, [b for b in (b_q, b_k, b_v) if b], 0, f"{b_q.name}_qkv") if b_q else None)
+        if mask is not None:
+            inputs += [None, None, as_bias(op, mask, q, q, spread=True)]
+        attributes: dict[str, Any] = {"num_heads": heads, **_scale(_node(y))}
+        widths = [static(w, 1, "W") for w in (w_q, w_k, w_v)]
+        if widths[2] != widths[0]:
+            attributes["qkv_hidden_sizes"] = widths
+        while inputs[-1] is None:
+            inputs.pop()
+        out = op.Attention(*inputs, **attributes, _domain=CONTRIB)
+        return zero_dead_rows(op, out, mask, heads) if mask is not None else out
+
+    def example(self) -> dict[str, Arg | np.ndarray]:
+        rng = np.random.default_rng(0)
+
+        def weight(*shape: int) -> np.ndarray:
+            return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+
+        matrices = {f"w_{side}": weight(16, 16) for side in "qkv"}
+        vectors = {f"b_{side}": weight(16) for side in "qkv"}
+        return {"x": Arg(("B", "S", 16)), **matrices, **vectors, "mask": Arg(("B", 1, 1, "S"), "bool")}
+
+    near_misses = (
+        NearMiss("K narrower than Q", "Q, K and V are", {"w_k": np.ones((16, 8), np.float32), "b_k": np.ones(8, np.float32)}),
+        NearMiss("a bias per token", "b. has another shape", {"b_v": np.ones((1, 1, 16), np.float32)}),
+    )
+
+
+def _joined(op: Any, parts: list[ir.Value], axis: int, name: str) -> ir.Value:
+    """Constants side by side as one initializer, computed when it is written (the weights are large)."""
+    tensors = [part.const_value for part in parts]
+    first = tensors[0]
+    assert first is not None
+    shape = list(first.shape.numpy())
+    shape[axis] = sum(t.shape.numpy()[axis] for t in tensors if t is not None)
+    lazy = ir.LazyTensor(
+        lambda: ir.tensor(np.concatenate([t.numpy() for t in tensors if t is not None], axis)),
+        dtype=first.dtype,
+        shape=ir.Shape(shape),
+        name=name,
+    )
+    return op.initializer(lazy, name=name)

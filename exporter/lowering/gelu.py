@@ -1,0 +1,128 @@
+"""Canonical ``Gelu`` -> fused kernels, or the pieces where the opset has no Gelu (below 20)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..fusion import Arg, Fusion, NearMiss, Refuse, rank
+from ..raising.gelu import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
+from .attention import CONTRIB
+
+
+def _approximate(y: ir.Value) -> str:
+    node = y.producer()
+    assert node is not None
+    return node.attributes.get_string("approximate", "none")
+
+
+class _Gelu(Fusion):
+    """A rule on one of the two functions; the other one is another rule's, so that is no refusal."""
+
+    meaning = "gelu"
+    result_opset = 17
+    tolerance = 2e-6
+    approximate = "none"
+
+    def check(self, op: Any, y: ir.Value, **_: Any) -> None:
+        if _approximate(y) != self.approximate:
+            raise Refuse()
+
+    def open_attributes(self) -> dict[str, dict[str, Any]]:
+        return {"Gelu": {"approximate": self.approximate}}
+
+    def example(self) -> dict[str, Arg | np.ndarray]:
+        return {"x": Arg(("B", "S", 16), scale=3.0)}
+
+
+class _Unbiased(_Gelu):
+    def pattern(self, op: Any, x: Any) -> Any:
+        return op.Gelu(x, _outputs=["y"])
+
+
+class _Biased(_Gelu):
+    near_misses = (
+        NearMiss("a residual, not a bias", "bias has rank 3", {"bias": Arg(("B", "S", 16))}),
+        NearMiss("a bias for one token", "bias has rank 2", {"bias": np.ones((1, 16), np.float32)}),
+    )
+
+    def pattern(self, op: Any, x: Any, bias: Any) -> Any:
+        return op.Gelu(op.Add(x, bias), _outputs=["y"])
+
+    def check(self, op: Any, y: ir.Value, **bindings: Any) -> None:
+        super().check(op, y)
+        bias: ir.Value = bindings["bias"]
+        if bias.const_value is None and rank(bias) != 1:
+            raise Refuse(f"bias has rank {rank(bias)}, wanted a vector", bias)
+        if rank(bias) != 1:
+            raise Refuse(f"bias has rank {rank(bias)}, wanted a vector", bias)
+
+    def example(self) -> dict[str, Arg | np.ndarray]:
+        return {**super().example(), "bias": np.linspace(-1, 1, 16, dtype=np.float32)}
+
+
+class BiasGelu(_Biased):
+    """``Gelu(x + b)`` -> ``com.microsoft.BiasGelu(x, b)`` (erf)."""
+
+    result = (CONTRIB, "BiasGelu")
+
+    def rewrite(self, op: Any, x: ir.Value, bias: ir.Value, **_: Any) -> ir.Value:
+        return op.BiasGelu(x, bias, _domain=CONTRIB)
+
+
+class FastBiasGelu(_Biased):
+    """``Gelu(x + b, approximate="tanh")`` -> ``com.microsoft.FastGelu(x, b)``."""
+
+    approximate = "tanh"
+    result = (CONTRIB, "FastGelu")
+
+    def rewrite(self, op: Any, x: ir.Value, bias: ir.Value, **_: Any) -> ir.Value:
+        return op.FastGelu(x, bias, _domain=CONTRIB)
+
+
+class ContribGelu(_Unbiased):
+    """``Gelu(x)`` -> ``com.microsoft.Gelu(x)`` (erf), which needs no opset 20."""
+
+    result = (CONTRIB, "Gelu")
+
+    def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
+        return op.Gelu(x, _domain=CONTRIB)
+
+
+class FastGelu(_Unbiased):
+    """``Gelu(x, approximate="tanh")`` -> ``com.microsoft.FastGelu(x)``."""
+
+    approximate = "tanh"
+    result = (CONTRIB, "FastGelu")
+
+    def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
+        return op.FastGelu(x, _domain=CONTRIB)
+
+
+def _number(op: Any, x: ir.Value, value: float) -> ir.Value:
+    return op.Constant(value=ir.tensor(np.array(value, (x.dtype or ir.DataType.FLOAT).numpy())))
+
+
+class GeluErfPrimitives(_Unbiased):
+    """``Gelu(x)`` -> ``x * 0.5 * (1 + erf(x * sqrt(1/2)))``."""
+
+    result = ("", "Erf")
+
+    def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
+        erf = op.Erf(op.Mul(x, _number(op, x, SQRT_HALF)))
+        return op.Mul(op.Mul(x, _number(op, x, 0.5)), op.Add(erf, _number(op, x, 1.0)))
+
+
+class GeluTanhPrimitives(_Unbiased):
+    """``Gelu(x, approximate="tanh")`` -> ``x * 0.5 * (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``."""
+
+    approximate = "tanh"
+    result = ("", "Tanh")
+
+    def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
+        cube = op.Mul(op.Mul(x, x), x)
+        inner = op.Mul(op.Add(x, op.Mul(cube, _number(op, x, CUBIC))), _number(op, x, SQRT_2_OVER_PI))
+        return op.Mul(op.Mul(x, _number(op, x, 0.5)), op.Add(op.Tanh(inner), _number(op, x, 1.0)))

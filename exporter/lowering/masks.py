@@ -1,0 +1,124 @@
+"""Attention masks as kernels want them: finite, additive, of rank 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..fusion import FLOAT32_LOWEST, rank, same_axis
+
+_THROUGH = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Identity", "Slice", "Gather", "Neg"})
+_EITHER = frozenset({"Add", "Sub", "Mul", "Min"})
+
+
+def may_be_minus_inf(value: ir.Value | None) -> bool:
+    """Whether a float mask can hold -inf: false only where the graph proves that it cannot."""
+    if value is None:
+        return False
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None and not value.is_graph_input():
+        return not bool(np.isfinite(tensor.numpy()).all())
+    node = value.producer()
+    if node is None or node.domain:
+        return True
+    if node.op_type == "Cast":
+        kind = node.inputs[0].dtype if node.inputs[0] is not None else None
+        whole = kind is not None and not kind.is_floating_point()
+        return not whole and may_be_minus_inf(node.inputs[0])
+    if node.op_type == "Where":
+        return any(may_be_minus_inf(branch) for branch in node.inputs[1:])
+    if node.op_type == "Max":
+        return all(may_be_minus_inf(each) for each in node.inputs)
+    if node.op_type in _THROUGH:
+        return may_be_minus_inf(node.inputs[0])
+    if node.op_type in _EITHER:
+        return any(may_be_minus_inf(each) for each in node.inputs)
+    return True
+
+
+def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool) -> ir.Value:
+    """The mask as a finite additive float.
+
+    Args:
+        op: The rewriter's builder.
+        mask: Bool (true = attend) or additive float, broadcastable to (batch, heads, queries, keys).
+        q: The queries, (B, S, H * d) or (B, H, S, d).
+        k: The keys, likewise.
+        spread: Rank 4 with the query and key axes in full, as the fused kernels want it.
+
+    Returns:
+        (B or 1, H or 1, S or 1, T or 1), or with ``spread`` (B or 1, H or 1, S, T).
+    """
+    kind = (q.dtype or ir.DataType.FLOAT).numpy()
+    lowest = np.array(max(FLOAT32_LOWEST, float(np.finfo(kind).min)), kind)
+    bias = mask
+    if mask.dtype == ir.DataType.BOOL:
+        zero = op.Constant(value=ir.tensor(np.array(0, kind)))
+        bias = op.Where(mask, zero, op.Constant(value=ir.tensor(lowest)))
+    elif may_be_minus_inf(mask):
+        bias = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
+    missing = 4 - (rank(mask) or 4)
+    if missing and spread:
+        bias = op.Unsqueeze(bias, op.Constant(value=ir.tensor(np.arange(missing, dtype=np.int64))))
+    return _spread(op, bias, mask, q, k) if spread else bias
+
+
+def _spread(op: Any, bias: ir.Value, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
+    axes = list(mask.shape or ())
+    queries = axes[-2] if len(axes) > 1 else 1
+    keys = axes[-1] if axes else 1
+    one = op.Constant(value=ir.tensor(np.array([1], np.int64)))
+    length, width = _sequence(q), _sequence(k)
+    full_queries, full_keys = same_axis(queries, length), same_axis(keys, width)
+    if full_queries and full_keys:
+        return bias
+
+    def size(of: ir.Value) -> ir.Value:
+        axis = 2 if rank(of) == 4 else 1
+        # From the mask where it can be: then all layers share one expanded mask.
+        if same_axis(_sequence(of), keys) and keys != 1:
+            return op.Shape(mask, start=len(axes) - 1, end=len(axes))
+        return op.Shape(of, start=axis, end=axis + 1)
+
+    target = op.Concat(one, one, one if full_queries else size(q), one if full_keys or keys != 1 else size(k), axis=0)
+    return op.Expand(bias, target)
+
+
+def _sequence(x: ir.Value) -> Any:
+    return x.shape[2 if len(x.shape) == 4 else 1] if x.shape is not None else None
+
+
+def zero_dead_rows(op: Any, out: ir.Value, mask: ir.Value, heads: int) -> ir.Value:
+    """Zeros the output rows whose queries may attend to no key; ``out`` itself where none can exist.
+
+    Args:
+        op: The rewriter's builder.
+        out: (B, S, H * d).
+        mask: The mask before :func:`as_bias`.
+        heads: H.
+    """
+    kind = out.dtype or ir.DataType.FLOAT
+    last = op.Constant(value=ir.tensor(np.array([-1], np.int64)))
+    if mask.dtype == ir.DataType.BOOL:
+        alive = op.ReduceMax(op.Cast(mask, to=kind), last, keepdims=1)
+    elif may_be_minus_inf(mask):
+        bottom = np.array(-math.inf, (mask.dtype or kind).numpy())
+        top = op.ReduceMax(mask, last, keepdims=1)
+        alive = op.Cast(op.Greater(top, op.Constant(value=ir.tensor(bottom))), to=kind)
+    else:
+        return out
+    axes = list(mask.shape or ())
+    if len(axes) == 3:  # (heads, queries, keys)
+        alive = op.Unsqueeze(alive, op.Constant(value=ir.tensor(np.array([0], np.int64))))
+        axes = [1, *axes]
+    if len(axes) == 4 and axes[1] != 1:
+        # One row per head: (B, H, S, 1) meets (B, S, H, d).
+        split = op.Reshape(out, op.Constant(value=ir.tensor(np.array([0, 0, heads, -1], np.int64))))
+        kept = op.Mul(split, op.Transpose(alive, perm=[0, 2, 1, 3]))
+        return op.Reshape(kept, op.Shape(out))
+    if len(axes) == 4:
+        alive = op.Squeeze(alive, op.Constant(value=ir.tensor(np.array([1], np.int64))))
+    return op.Mul(out, alive)

@@ -1,0 +1,150 @@
+"""raise -> lower, in place, with a report of what fired and what was refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxscript.optimizer
+from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
+from onnxscript.rewriter.pattern import RewriteRuleSet
+
+from ..errors import CountError
+from . import fusion, raising
+from .fusion import Fusion, Refusal
+from .lowering import rules_for
+from .metadata import count, keep_origins, settle_metadata
+from .targets import Target
+from .versions import nodes, settle
+
+
+@dataclasses.dataclass
+class Report:
+    """What the pipeline did.
+
+    Attributes:
+        counts: Canonical nodes after raising: attention, layer_norm, rms_norm, gelu, rotary.
+        fired: How often each rule fired.
+        refusals: Subgraphs that were left alone, with the reason.
+    """
+
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    fired: dict[str, int] = dataclasses.field(default_factory=dict)
+    refusals: list[Refusal] = dataclasses.field(default_factory=list)
+
+
+def tidy(model: ir.Model) -> None:
+    """Folds constants, merges equal nodes and weights, and drops what nothing uses, in place."""
+    onnxscript.optimizer.fold_constants(
+        model, onnx_shape_inference=False, input_size_limit=1024, output_size_limit=1024
+    )
+    _merge_transposes(model)
+    ir.passes.Sequential(
+        passes.LiftConstantsToInitializersPass(size_limit=0),
+        passes.IdentityEliminationPass(),
+        passes.DeduplicateInitializersPass(size_limit=1024),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedFunctionsPass(),
+    )(model)
+
+
+def _merge_transposes(model: ir.Model) -> None:
+    RewriteRuleSet([transpose_transpose_rule, no_op_transpose_rule]).apply_to_model(model)
+    passes.IdentityEliminationPass()(model)
+
+
+def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None:
+    refused: list[tuple[ir.Node, Refusal]] = []
+    for rule in rules:
+        fired = fusion.apply(rule, model, refused)
+        if fired:
+            report.fired[rule.id()] = report.fired.get(rule.id(), 0) + fired
+            _merge_transposes(model)  # Rules hand Transposes to each other; a later one wants them whole.
+            passes.TopologicalSortPass()(model)
+    # A node that another rule replaced after all was not left alone.
+    seen = {(each.rule, each.where) for each in report.refusals}
+    for node, refusal in refused:
+        if node.graph is not None and (refusal.rule, refusal.where) not in seen:
+            seen.add((refusal.rule, refusal.where))
+            report.refusals.append(refusal)
+
+
+def raise_model(model: ir.Model) -> Report:
+    """Recognises decomposed subgraphs and replaces them by canonical nodes, in place.
+
+    Args:
+        model: ai.onnx opset 23, shapes inferred.
+
+    Returns:
+        Counts, fired rules and refusals.
+    """
+    report = Report()
+    keep_origins(model)
+    tidy(model)
+    _run(raising.RULES, model, report)
+    tidy(model)
+    report.refusals += _leftovers(model, report.refusals)
+    report.counts = count(model)
+    return report
+
+
+def lower_model(model: ir.Model, target: Target, report: Report, *, opset: int | None = None) -> None:
+    """Rewrites canonical nodes into what a target runs and settles opset and IR version, in place.
+
+    Raises:
+        InputError: The graph needs a newer opset or another domain than the target allows.
+    """
+    _run(rules_for(target, opset), model, report)
+    tidy(model)
+    passes.NameFixPass()(model)
+    settle(model, target, opset)
+    settle_metadata(model)
+
+
+def optimize(model: ir.Model, target: Target, *, opset: int | None = None) -> Report:
+    """Raises and lowers a model for a target, in place.
+
+    Args:
+        model: ai.onnx opset 23, shapes inferred.
+        target: See :mod:`.targets`.
+        opset: ai.onnx opset to write; the target's default when ``None``.
+
+    Returns:
+        What was found, what fired, what was refused and why.
+    """
+    report = raise_model(model)
+    lower_model(model, target, report, opset=opset)
+    return report
+
+
+def check_counts(found: dict[str, int], expected: dict[str, int]) -> None:
+    """Compares canonical counts with the ones a model is known to have.
+
+    Raises:
+        CountError: They differ; says which, found and wanted.
+    """
+    wrong = [
+        f"{name}: found {found.get(name, 0)}, wanted {wanted}"
+        for name, wanted in expected.items()
+        if found.get(name, 0) != wanted
+    ]
+    if wrong:
+        raise CountError("canonical counts differ: " + "; ".join(wrong))
+
+
+def _leftovers(model: ir.Model, known: Sequence[Refusal]) -> list[Refusal]:
+    """Softmaxes between two products that no rule took: attention nobody recognised."""
+    told = {refusal.where for refusal in known}
+    found: list[Refusal] = []
+    for node in nodes(model):
+        if node.op_type != "Softmax" or node.domain:
+            continue
+        products = [user for user, _ in node.outputs[0].uses() if user.op_type == "MatMul"]
+        if products and not any(each.name in told for each in products):
+            where = products[0].name or ""
+            reason = "a softmax between products that matches no attention rule"
+            found.append(Refusal("attention_pieces", where, reason, fusion.origin(products[0])))
+    return found

@@ -1,0 +1,58 @@
+"""Targets: what a deployed graph may contain.
+
+A target names the operator domains, the highest opset and IR version its runtimes load, and (in
+:mod:`.lowering`) the rules that lower the canonical graph for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A named profile.
+
+    Attributes:
+        name: ``cpu``, ``cuda`` or ``portable``.
+        domains: Operator domains a graph may use.
+        default_opset: The ai.onnx opset when none is asked for; ``None``: the lowest the content allows.
+        min_opset: Lowest ai.onnx opset that can be asked for.
+        max_opset: Highest ai.onnx opset its runtimes load.
+        max_ir: Highest IR version its runtimes load.
+        provider: The execution provider a bundle of this target is meant for.
+        max_inline_bytes: Largest total of weights kept inside ``model.onnx``.
+    """
+
+    name: str
+    domains: frozenset[str]
+    default_opset: int | None
+    min_opset: int = 17
+    max_opset: int = 23
+    max_ir: int = 13
+    provider: str = "cpu"
+    max_inline_bytes: int = 1 << 30
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("cpu", frozenset({"", "com.microsoft"}), None),
+        Target("cuda", frozenset({"", "com.microsoft"}), None, provider="cuda"),
+        Target("portable", frozenset({""}), 18),
+    )
+}
+
+
+def get(name: str) -> Target:
+    """Returns a target by its name.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    try:
+        return TARGETS[name]
+    except KeyError:
+        raise InputError(f"target: found {name!r}, wanted one of {', '.join(TARGETS)}") from None

@@ -1,0 +1,149 @@
+"""The lowest opset and IR version that a graph's content allows.
+
+A runtime refuses a file whose opset or IR version is newer than it knows, so tfx writes the lowest that
+is true. A node is valid in an opset when that opset's schema has its attributes, takes its number of
+inputs and outputs, and admits its element types (ONNX operator schemas, ``onnx.defs``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx.helper
+import onnx_ir as ir
+
+from ..errors import InputError
+from .targets import Target
+
+METADATA_IR = 10
+"""IR version that introduced metadata on nodes (ONNX 1.16)."""
+
+_FLOOR = 17
+"""Below this, operators change meaning without changing their signature; nothing here is written for it."""
+
+_AXES_INPUT = {"ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
+"""Reductions whose axes became an input in opset 18."""
+
+
+@functools.cache
+def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, version, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _valid(node: ir.Node, version: int) -> bool:
+    schema = _schema(node.op_type, version)
+    if schema is None or schema.deprecated:
+        return False
+    if not set(node.attributes) <= set(schema.attributes):
+        return False
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        return False
+    if not len(node.outputs) <= schema.max_output:
+        return False
+    return all(_typed(values, formal, schema) for values, formal in (
+        (node.inputs, schema.inputs), (node.outputs, schema.outputs)
+    ))
+
+
+def _typed(values: Iterable[ir.Value | None], formals: object, schema: onnx.defs.OpSchema) -> bool:
+    formals = list(formals)  # pyright: ignore[reportArgumentType]
+    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+    for index, value in enumerate(values):
+        if value is None or value.dtype is None or not formals:
+            continue
+        formal = formals[min(index, len(formals) - 1)]
+        kind = f"tensor({_type_name(value.dtype)})"
+        if kind not in allowed.get(formal.type_str, {formal.type_str}):
+            return False
+    return True
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return {"float32": "float", "float64": "double"}.get(
+        str(dtype.numpy()) if dtype != ir.DataType.BFLOAT16 else "bfloat16", str(dtype).lower()
+    ) if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else str(dtype).lower()
+
+
+def nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node of the graph and its subgraphs."""
+    yield from ir.traversal.RecursiveGraphIterator(model.graph)
+
+
+def lowest_opset(model: ir.Model) -> tuple[int, str]:
+    """The lowest ai.onnx opset (17 or above) in which every node is valid.
+
+    Returns:
+        The opset and the operator that needs it.
+    """
+    lowest, because = _FLOOR, ""
+    newest = model.opset_imports.get("", onnx.defs.onnx_opset_version())
+    for node in nodes(model):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        version = lowest
+        while version < newest and not _valid(node, version):
+            version += 1
+        if version > lowest:
+            lowest, because = version, node.op_type
+    return lowest, because
+
+
+def _axes_to_attribute(model: ir.Model) -> None:
+    """Reduce*-18 -> Reduce*-13: constant axes move from the second input to the attribute."""
+    for node in nodes(model):
+        if node.op_type not in _AXES_INPUT or len(node.inputs) < 2:
+            continue
+        axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+        if axes is None:
+            continue
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes.numpy().tolist())
+        node.attributes.pop("noop_with_empty_axes", None)
+        node.resize_inputs(1)
+
+
+def settle(model: ir.Model, target: Target, opset: int | None) -> None:
+    """Sets the opset and IR version of a lowered model, in place.
+
+    Args:
+        model: A model lowered for ``target``.
+        target: Gives the caps and the default.
+        opset: The ai.onnx opset asked for, or ``None``.
+
+    Raises:
+        InputError: The graph needs a newer opset than was asked for or than the target loads, or holds a
+            domain that the target does not know.
+    """
+    wanted = opset or target.default_opset
+    if (wanted or _FLOOR) == _FLOOR:
+        _axes_to_attribute(model)
+    lowest, because = lowest_opset(model)
+    if wanted is not None and lowest > wanted:
+        raise InputError(f"opset {wanted}: operator {because} needs opset {lowest}; ask for --opset {lowest}")
+    version = wanted or lowest
+    if version > target.max_opset:
+        raise InputError(
+            f"target {target.name}: operator {because} needs opset {version}, it loads {target.max_opset} at most"
+        )
+    used = {node.domain for node in nodes(model)} | {""}
+    foreign = sorted(used - target.domains)
+    if foreign:
+        raise InputError(
+            f"target {target.name}: found operators of {', '.join(foreign)}, wanted only "
+            f"{', '.join(sorted(domain or 'ai.onnx' for domain in target.domains))}"
+        )
+    imports = {domain: model.opset_imports.get(domain, 1) for domain in sorted(used)}
+    model.opset_imports.clear()
+    model.opset_imports.update({**imports, "": version})
+    model.ir_version = ir_version(version)
+    if model.ir_version > target.max_ir:
+        raise InputError(f"target {target.name}: IR version {model.ir_version} is above its {target.max_ir}")
+
+
+def ir_version(opset: int) -> int:
+    """The IR version that came with an ai.onnx opset, 8 at least."""
+    return max(8, onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)]))
