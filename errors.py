@@ -11,7 +11,7 @@
     │   └── CountError            1  fusion counts differ from the expected ones
     └── MachineError              3  this machine cannot do it
         ├── ProviderError         3  an execution provider does not run here
-        └── DependencyError       3  an optional package is not installed
+        └── DependencyError       3  a package is not installed
 
 A message is one line that names the thing, what was found and what was wanted.
 """
@@ -87,19 +87,20 @@ class ProviderError(MachineError):
 
 
 class DependencyError(MachineError):
-    """An optional package is not installed; the message says the pip line."""
+    """A package is not installed; the message says the pip line."""
 
-    _EXTRAS: ClassVar[dict[str, str]] = {
-        "torch": "export",
-        "onnx": "export",
-        "onnx_ir": "export",
-        "onnxscript": "export",
-        "transformers": "hf",
+    _SOURCES: ClassVar[dict[str, str]] = {
+        "onnxruntime": "tfx-onnx",
+        "torch": "tfx-onnx[export]",
+        "onnx": "tfx-onnx[export]",
+        "onnx_ir": "tfx-onnx[export]",
+        "onnxscript": "tfx-onnx[export]",
+        "transformers": "tfx-onnx[hf]",
     }
 
     @classmethod
     def from_import(cls, error: ImportError) -> DependencyError | None:
-        """Translate a failed import of an optional package.
+        """Translate a failed import of a package that tfx can do without for a while.
 
         Args:
             error: what the import statement raised.
@@ -108,7 +109,7 @@ class DependencyError(MachineError):
             The error to show, or None when the import failed for another reason.
         """
         package = (error.name or "").partition(".")[0]
-        extra = cls._EXTRAS.get(package)
-        if extra is None or not isinstance(error, ModuleNotFoundError):
+        source = cls._SOURCES.get(package)
+        if source is None or not isinstance(error, ModuleNotFoundError):
             return None
-        return cls(f'{package} is not installed; install it with: pip install "tfx-onnx[{extra}]"')
+        return cls(f'{package} is not installed; install it with: pip install "{source}"')

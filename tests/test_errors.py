@@ -36,10 +36,11 @@ def test_the_drawn_tree_is_the_real_one():
     [
         ("torch", 'torch is not installed; install it with: pip install "tfx-onnx[export]"'),
         ("onnx_ir.passes", 'onnx_ir is not installed; install it with: pip install "tfx-onnx[export]"'),
+        ("onnxruntime", 'onnxruntime is not installed; install it with: pip install "tfx-onnx"'),
         ("transformers", 'transformers is not installed; install it with: pip install "tfx-onnx[hf]"'),
     ],
 )
-def test_a_missing_optional_package_says_the_pip_line(name: str, line: str):
+def test_a_missing_package_says_the_pip_line(name: str, line: str):
     error = DependencyError.from_import(ModuleNotFoundError("No module", name=name))
     assert str(error) == line
     assert error is not None and error.exit_code == 3
