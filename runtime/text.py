@@ -73,8 +73,8 @@ class TextEncoder:
                 raise FeedError(f"texts[{i}]: found {type(text).__name__}, wanted a string")
         try:
             encodings = self._tokenizer.encode_batch(texts)
-        except UnicodeEncodeError as error:  # a lone surrogate has no UTF-8 form
-            raise FeedError(f"texts: no valid Unicode: {error.reason}") from error
+        except (TypeError, UnicodeEncodeError) as error:  # how tokenizers meets a lone surrogate
+            raise FeedError("texts: no valid Unicode (a lone surrogate)") from error
         for i, encoding in enumerate(encodings):
             if not encoding.ids:
                 raise FeedError(f"texts[{i}]: has no tokens")

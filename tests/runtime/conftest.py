@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -129,44 +130,50 @@ def tiny_manifest():
     return manifest
 
 
+def make(
+    parent: Path,
+    name: str = "tfx-model",
+    *,
+    segments: bool = True,
+    external: bool = False,
+    model: onnx.ModelProto | None = None,
+    expected=reference,
+    force: bool = False,
+    **changes,
+) -> Bundle:
+    """Write a tiny bundle; ``expected`` makes the recorded outputs, ``changes`` go to the manifest."""
+
+    def fill(folder: Path) -> Manifest:
+        made = manifest(segments, **changes)
+        onnx.save(
+            model or graph(segments),
+            folder / "model.onnx",
+            save_as_external_data=external,
+            location="model.onnx.data",
+            size_threshold=100,
+        )
+        cases = []
+        for seed, case in enumerate(default_cases(made.inputs, made.max_length)):
+            feeds = make_feeds(made.inputs, batch=case.batch, sequence=case.sequence, pattern=case.pattern, seed=seed)
+            cases.append(GoldenCase(case.id, case.batch, case.sequence, case.pattern, feeds, expected(feeds)))
+        save_golden(folder / GOLDEN_NAME, cases)
+        if made.tokenizer:
+            write_tokenizer(folder / "tokenizer.json")
+        return made
+
+    return write_bundle(parent / name, fill, force=force)
+
+
 @pytest.fixture
 def make_bundle(tmp_path):
-    """Return a function that writes a tiny bundle and opens it."""
+    """Return a function that writes a tiny bundle into the test's folder and opens it."""
+    return functools.partial(make, tmp_path)
 
-    def make(
-        name: str = "tfx-model",
-        *,
-        segments: bool = True,
-        external: bool = False,
-        model: onnx.ModelProto | None = None,
-        expected=reference,
-        parent: Path = tmp_path,
-        force: bool = False,
-        **changes,
-    ) -> Bundle:
-        def fill(folder: Path) -> Manifest:
-            made = manifest(segments, **changes)
-            onnx.save(
-                model or graph(segments),
-                folder / "model.onnx",
-                save_as_external_data=external,
-                location="model.onnx.data",
-                size_threshold=100,
-            )
-            cases = []
-            for seed, case in enumerate(default_cases(made.inputs, made.max_length)):
-                feeds = make_feeds(
-                    made.inputs, batch=case.batch, sequence=case.sequence, pattern=case.pattern, seed=seed
-                )
-                cases.append(GoldenCase(case.id, case.batch, case.sequence, case.pattern, feeds, expected(feeds)))
-            save_golden(folder / GOLDEN_NAME, cases)
-            if made.tokenizer:
-                write_tokenizer(folder / "tokenizer.json")
-            return made
 
-        return write_bundle(parent / name, fill, force=force)
-
-    return make
+@pytest.fixture(scope="module")
+def shared_bundle(tmp_path_factory) -> Bundle:
+    """A bundle that tests only read."""
+    return make(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture
