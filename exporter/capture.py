@@ -7,7 +7,6 @@ refused here by name, instead of as an error in torch's words or as a graph that
 
 from __future__ import annotations
 
-import ast
 import logging
 import re
 import warnings
@@ -24,8 +23,10 @@ from onnx_ir import tape
 from torch import Tensor, nn
 
 from ..errors import SourceError
+from ..models.pooling import Pooled
 from ..runtime.tensors import TensorSpec, make_feeds
 from .fusion import ORIGIN
+from .metadata import keep_origins
 from .probe import first_line, inference
 from .sources import Source
 
@@ -37,8 +38,6 @@ OPSET = 23
 _MAX_LENGTH = "tfx.max_length"
 # Unlike each other and unlike usual widths, so that a baked size is recognised as such.
 _BATCH, _SEQUENCE = 3, 7
-_SCOPES = "pkg.torch.onnx.name_scopes"
-_PREFIX = "module."
 
 
 def capture(source: Source) -> ir.Model:
@@ -62,20 +61,29 @@ def capture(source: Source) -> ir.Model:
         names = list(source.call(dict(zip(feeds, tensors, strict=True))))
         try:
             program = torch.export.export(bound, tensors, dynamic_shapes=(_dynamic(source.inputs),), strict=False)
+        except MemoryError:
+            raise
         except Exception as error:
             raise SourceError(f"{source.name}: torch.export failed: {_cause(error)}") from error
         symbols = _symbols(program, source)
         limit = _limit(program, symbols, source)
         try:
             exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, optimize=True, verbose=False)
+        except MemoryError:
+            raise
         except Exception as error:
             raise SourceError(f"{source.name}: torch.onnx failed: {_cause(error)}") from error
     assert exported is not None
     model = exported.model
-    _name(model, [spec.name for spec in source.inputs], names, source.name)
+    # Names of weights and nodes are those of the user's module, without our wrappers.
+    prefix = "module.module" if isinstance(source.module, Pooled) else "module"
+    _name(model, [spec.name for spec in source.inputs], names, source.name, prefix)
     _rename_axes(model, symbols)
     _check_outputs(model, source)
-    _strip(model)
+    keep_origins(model)
+    for node in model.graph.all_nodes():
+        if path := node.metadata_props.pop(ORIGIN, "").removeprefix(prefix).strip("."):
+            node.metadata_props[ORIGIN] = path
     _store_weights_once(model)
     _check_domains(model, source.name)
     if limit is not None:
@@ -183,7 +191,7 @@ def _limit(program: torch.export.ExportedProgram, symbols: Mapping[str, str], so
     return min(longest, default=None)
 
 
-def _name(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], name: str) -> None:
+def _name(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], name: str, prefix: str) -> None:
     """Give the graph's ends their names; whatever else is called so is renamed."""
     passes.OutputFixPass()(model)
     for name_, value in zip(inputs, model.graph.inputs, strict=True):
@@ -194,7 +202,7 @@ def _name(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], name: 
         value.name = name_
     ends = {*inputs, *outputs}
     for value in list(model.graph.initializers.values()):
-        short = (value.name or "").removeprefix(_PREFIX)
+        short = (value.name or "").removeprefix(f"{prefix}.")
         if short not in ends and short not in model.graph.initializers:
             value.name = short
     passes.NameFixPass()(model)
@@ -231,21 +239,6 @@ def _check_outputs(model: ir.Model, source: Source) -> None:
                 f'{source.name}: axis "batch" (axis 0 of output {value.name}) is frozen at {_BATCH}, '
                 "wanted the batch size of the inputs"
             )
-
-
-def _strip(model: ir.Model) -> None:
-    """Keep the torch module path of each node; drop the rest, which holds source lines and paths of this machine."""
-    for node in model.graph.all_nodes():
-        scopes = node.metadata_props.get(_SCOPES)
-        node.metadata_props.clear()
-        if scopes:
-            path = ast.literal_eval(scopes)[-2:-1]
-            if path and path[0].startswith(_PREFIX):
-                node.metadata_props[ORIGIN] = path[0].removeprefix(_PREFIX)
-    for value in (*_values(model), *model.graph.initializers.values()):
-        value.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.metadata_props.clear()
 
 
 def _store_weights_once(model: ir.Model) -> None:

@@ -35,7 +35,7 @@ def record(source: Source, cases: Sequence[Case] | None = None) -> list[GoldenCa
             try:
                 # A copy: a module may write into its inputs.
                 returned = source.call({name: torch.tensor(array) for name, array in feeds.items()})
-            except SourceError:
+            except (SourceError, MemoryError):
                 raise
             except Exception as error:
                 raise SourceError(f"{source.name}: case {case.id} does not run: {first_line(error)}") from error

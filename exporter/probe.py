@@ -254,7 +254,7 @@ def _run(feeds: dict[str, Tensor], call: Callable[[dict[str, Tensor]], Any]) -> 
     try:
         with lookups:
             outputs = call(feeds)
-    except SourceError:
+    except (SourceError, MemoryError):
         raise
     except Exception as error:
         shapes = ", ".join(

@@ -257,6 +257,8 @@ def _build(target: str) -> tuple[nn.Module, Any]:
     with _importable(Path.cwd()):
         try:
             factory: Any = importlib.import_module(path)
+        except MemoryError:
+            raise
         except (Exception, SystemExit) as error:
             raise SourceError(f'module "{target}": importing {path} failed: {first_line(error)}') from error
         for name in attribute.split("."):
@@ -267,6 +269,8 @@ def _build(target: str) -> tuple[nn.Module, Any]:
             raise SourceError(f'module "{target}": found {type(factory).__name__}, wanted a callable')
         try:
             result = factory if isinstance(factory, nn.Module) else factory()
+        except MemoryError:
+            raise
         except (Exception, SystemExit) as error:
             raise SourceError(f'module "{target}": the factory raised {first_line(error)}') from error
     built, example = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
