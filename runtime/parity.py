@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,10 +109,14 @@ class ParityReport:
     Attributes:
         cases: one result per golden case and output.
         tolerance: what was allowed. ``max_abs`` and ``min_cosine`` say what would have been needed.
+        provider: where the model ran, None when ``verify`` was not told.
+        placement: number of graph nodes per onnxruntime provider, None when unknown.
     """
 
     cases: tuple[CaseResult, ...]
     tolerance: Tolerance
+    provider: str | None = None
+    placement: Mapping[str, int] | None = None
 
     @property
     def passed(self) -> bool:
@@ -136,6 +140,8 @@ class ParityReport:
             "max_abs": _finite(self.max_abs),
             "min_cosine": _finite(self.min_cosine),
             "tolerance": self.tolerance.to_json(),
+            "provider": self.provider,
+            "placement": None if self.placement is None else dict(self.placement),
             "cases": [case.to_json() for case in self.cases],
         }
 
@@ -147,7 +153,8 @@ class ParityReport:
         if not failures:
             return f"parity passed on {len(self.cases)} outputs: {needed}"
         first = failures[0]
-        why = first.comparison.problem or f"max abs {first.comparison.max_abs:.3g}"
+        numbers = first.comparison
+        why = numbers.problem or f"max abs {numbers.max_abs:.3g}, cosine {numbers.min_cosine:.8f}"
         return (
             f"parity failed on {len(failures)} of {len(self.cases)} outputs: {needed}; "
             f"first {first.output} in {first.id}: {why}"
@@ -256,13 +263,14 @@ def verify_bundle(
 
     session = Session(bundle, provider=provider, optimize=optimize, threads=threads)
     manifest = bundle.manifest
-    return verify(
+    report = verify(
         session.run,
         progress(bundle.golden()),
         tolerance or Tolerance(manifest.tolerance["max_abs"], manifest.tolerance["min_cosine"]),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
     )
+    return replace(report, provider=session.provider, placement=session.placement)
 
 
 def _has_positions(values: np.ndarray, mask: np.ndarray, axes: Sequence[str | int] | None) -> bool:
@@ -272,12 +280,12 @@ def _has_positions(values: np.ndarray, mask: np.ndarray, axes: Sequence[str | in
 
 
 def _min_cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the smallest cosine along the last axis; two zero vectors agree, one alone does not."""
+    """Return the smallest cosine along the last axis; equal vectors have 1, a zero vector beside another 0."""
     a, b = np.atleast_1d(a), np.atleast_1d(b)
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = np.sum(a * b, axis=-1)
-    both_zero = ~a.any(axis=-1) & ~b.any(axis=-1)
-    cosines = np.where(both_zero, 1.0, dots / np.where(norms == 0, 1.0, norms))
+    equal = (a == b).all(axis=-1)  # two zero vectors among them; and no rounding error for what is the same
+    cosines = np.where(equal, 1.0, dots / np.where(norms == 0, 1.0, norms))
     return float(np.clip(cosines, -1.0, 1.0).min())
 
 

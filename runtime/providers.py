@@ -148,7 +148,7 @@ def create_session(
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise _translate(error, str(path), BundleError) from error
     placement = _placement(session)
-    problem = _placement_problem(session, provider, placement)
+    problem = _placement_problem(session.get_providers(), provider, placement)
     if problem is not None:
         if not allow_fallback:
             raise ProviderError(problem)
@@ -246,12 +246,12 @@ def _count(placement: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _placement_problem(
-    session: onnxruntime.InferenceSession, provider: str, placement: Mapping[str, Sequence[str]] | None
+    registered: Sequence[str], provider: str, placement: Mapping[str, Sequence[str]] | None
 ) -> str | None:
     """Return why a session does not run the model's arithmetic where it was asked to."""
     wanted = PROVIDERS[provider]
-    if wanted not in session.get_providers():
-        return f"provider {provider} was dropped: the session has {', '.join(session.get_providers())}"
+    if wanted not in registered:
+        return f"provider {provider} was dropped: the session has {', '.join(registered)}"
     if provider == "cpu":
         return None
     if placement is None:

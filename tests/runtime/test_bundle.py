@@ -256,7 +256,7 @@ def test_a_full_disk(make_bundle, tmp_path, error):
 
 def test_an_error_of_the_source_is_not_blamed_on_the_destination(tmp_path):
     def fill(folder):
-        (tmp_path / "weights").read_bytes()
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "weights"))
 
     with pytest.raises(FileNotFoundError):
         write_bundle(tmp_path / "tfx-model", fill)

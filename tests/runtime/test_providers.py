@@ -56,7 +56,7 @@ def test_missing_libraries_are_named_with_the_remedy(no_cuda, bundle):
 def test_fallback_only_when_asked_for_and_then_called_cpu(no_cuda, bundle):
     session = Session(bundle, provider="cuda", allow_fallback=True)
     assert session.provider == "cpu"
-    assert set(session.placement) == {"CPUExecutionProvider"}
+    assert set(session.placement or {}) == {"CPUExecutionProvider"}
 
 
 def test_an_onnxruntime_without_cuda(monkeypatch, bundle):
@@ -71,16 +71,6 @@ def test_an_onnxruntime_without_cuda(monkeypatch, bundle):
         provider_problem.cache_clear()
 
 
-class FakeOrt:
-    """What onnxruntime reports of a session; the real thing needs a GPU to be tried."""
-
-    def __init__(self, names):
-        self._names = names
-
-    def get_providers(self):
-        return self._names
-
-
 @pytest.mark.parametrize(
     ("names", "placement", "message"),
     [
@@ -92,7 +82,8 @@ class FakeOrt:
     ],
 )
 def test_placement_is_judged_by_where_the_arithmetic_is(names, placement, message):
-    problem = providers._placement_problem(FakeOrt(names), "cuda", placement)
+    # What onnxruntime reports of a session; the real thing needs a GPU to be tried.
+    problem = providers._placement_problem(names, "cuda", placement)
     assert (problem is None) if message is None else message in problem
 
 
