@@ -31,7 +31,15 @@ ORIGIN = "tfx.origin"
 MEANING = "tfx.meaning"
 """Node metadata: what a lowered node stands for: ``attention``, ``layer_norm``, ``gelu`` ..."""
 
-FLOAT32_LOWEST = float(np.finfo(np.float32).min)
+
+
+def absorbing(kind: np.dtype[Any]) -> np.ndarray:
+    """A finite additive mask value that absorbs any score, in the given float type.
+
+    Not the lowest float: onnxruntime's ai.onnx Attention takes that one for -inf and zeros rows which
+    hold nothing else, where a sum of finite numbers gives an average.
+    """
+    return np.array(max(-1e30, float(np.finfo(kind).min) / 2), kind)
 
 Refuse = MatchFailureError
 """Raised by a guard: ``Refuse("epsilon is 2, wanted less than 1", value)``.
@@ -184,15 +192,19 @@ def apply(
     Args:
         fusion: The rule.
         model: Changed in place.
-        refusals: Receives the node and the reason of each pattern that matched and was refused.
+        refusals: Receives the node and the reason of each pattern that matched and was refused, unless
+            another variant of the rule took the node after all.
 
     Returns:
         How often the rule fired.
     """
+    found: list[tuple[ir.Node, Refusal]] = []
     rules: list[ops.RewriteRule] = []
     for options in fusion.variants:
-        rules.extend(_compile(fusion(**options), refusals))
-    return ops.RewriteRuleSet(rules).apply_to_model(model)
+        rules.extend(_compile(fusion(**options), found))
+    fired = ops.RewriteRuleSet(rules).apply_to_model(model)
+    refusals.extend(each for each in found if each[0].graph is not None)
+    return fired
 
 
 def _compile(

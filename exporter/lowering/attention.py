@@ -206,7 +206,7 @@ class AttentionMask(_Lowering):
     ) -> ir.Value:
         assert mask is not None
         node, heads = _node(y), _heads(_node(y))
-        bias = as_bias(op, mask, q, k, spread=True)
+        bias = as_bias(op, mask, q, k, spread=True, clamp=True)
         bias.metadata_props[_SPREAD] = "1"
         attributes = {name: attr.value for name, attr in node.attributes.items()}
         out = op.Attention(q, k, v, bias, **attributes)
@@ -277,15 +277,19 @@ class PackedAttention(Fusion):
         heads = _heads(_node(y))
         weight = _joined(op, [w_q, w_k, w_v], 1, f"{w_q.name}_qkv")
         inputs: list[ir.Value | None] = [x, weight]
-        inputs.append(_joined(op, [b for b in (b_q, b_k, b_v) if b], 0, f"{b_q.name}_qkv") if b_q else None)
+        if b_q is not None and b_k is not None and b_v is not None:
+            inputs.append(_joined(op, [b_q, b_k, b_v], 0, f"{b_q.name}_qkv"))
+        else:
+            # The schema calls the bias optional; onnxruntime 1.31's CPU kernel crashes without one.
+            width = sum(static(w, 1, "W") for w in (w_q, w_k, w_v))
+            zeros = np.zeros(width, (x.dtype or ir.DataType.FLOAT).numpy())
+            inputs.append(op.initializer(ir.tensor(zeros), name=f"{w_q.name}_no_bias"))
         if mask is not None:
             inputs += [None, None, as_bias(op, mask, q, q, spread=True)]
         attributes: dict[str, Any] = {"num_heads": heads, **_scale(_node(y))}
         widths = [static(w, 1, "W") for w in (w_q, w_k, w_v)]
         if widths[2] != widths[0]:
             attributes["qkv_hidden_sizes"] = widths
-        while inputs[-1] is None:
-            inputs.pop()
         out = op.Attention(*inputs, **attributes, _domain=CONTRIB)
         return zero_dead_rows(op, out, mask, heads) if mask is not None else out
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import FLOAT32_LOWEST, rank, same_axis
+from ..fusion import absorbing, rank, same_axis
 
 _THROUGH = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Identity", "Slice", "Gather", "Neg"})
 _EITHER = frozenset({"Add", "Sub", "Mul", "Min"})
@@ -39,7 +39,9 @@ def may_be_minus_inf(value: ir.Value | None) -> bool:
     return True
 
 
-def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool) -> ir.Value:
+def as_bias(
+    op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, clamp: bool = False
+) -> ir.Value:
     """The mask as a finite additive float.
 
     Args:
@@ -48,17 +50,18 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool) 
         q: The queries, (B, S, H * d) or (B, H, S, d).
         k: The keys, likewise.
         spread: Rank 4 with the query and key axes in full, as the fused kernels want it.
+        clamp: Raise float masks to :func:`..fusion.absorbing` at least, even where they are finite.
 
     Returns:
         (B or 1, H or 1, S or 1, T or 1), or with ``spread`` (B or 1, H or 1, S, T).
     """
     kind = (q.dtype or ir.DataType.FLOAT).numpy()
-    lowest = np.array(max(FLOAT32_LOWEST, float(np.finfo(kind).min)), kind)
+    lowest = absorbing(np.dtype(kind))
     bias = mask
     if mask.dtype == ir.DataType.BOOL:
         zero = op.Constant(value=ir.tensor(np.array(0, kind)))
         bias = op.Where(mask, zero, op.Constant(value=ir.tensor(lowest)))
-    elif may_be_minus_inf(mask):
+    elif clamp or may_be_minus_inf(mask):
         bias = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
     missing = 4 - (rank(mask) or 4)
     if missing and spread:

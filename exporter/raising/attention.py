@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import FLOAT32_LOWEST, Arg, Fusion, NearMiss, Refuse, rank, same_axis, scalar, static
+from ..fusion import Arg, Fusion, NearMiss, Refuse, absorbing, rank, same_axis, scalar, static
 
 FILL_LIMIT = -1e4
 """A fill value above this leaves a masked key some weight; the additive form would then differ."""
@@ -30,7 +30,7 @@ class AttentionPieces(Fusion):
     - ``add``: ``scores + mask``; the mask tensor is used as it is.
     - ``fill``: ``where(masked, value, scores)``, torch's ``masked_fill``; ``keep``: ``where(kept, scores,
       value)``. With ``value = -inf`` the condition itself becomes the bool mask. A finite ``value`` becomes
-      an additive mask of 0 and the lowest finite float: that absorbs any score, so a masked key gets
+      an additive mask of 0 and -1e30: that absorbs any score, so a masked key gets
       weight 0 beside a visible one and a fully masked row stays uniform, exactly as with the value in the
       graph (adding -1e9 would not: it rounds scores to multiples of 64). A value above -1e4 is refused.
     - ``none``.
@@ -195,13 +195,13 @@ def _mask_axes(mask: ir.Value | None, scores: tuple[Any, ...]) -> None:
 
 
 def _additive(op: Any, condition: ir.Value, value: float, masked: bool, dtype: Any) -> ir.Value:
-    """The mask of ``where``: bool for -inf, else 0 and the lowest finite float."""
+    """The mask of ``where``: bool for -inf, else 0 and a value that absorbs any score."""
     if value == -math.inf:
         kept = op.Not(condition) if masked else condition
         kept.dtype, kept.shape = ir.DataType.BOOL, condition.shape
         return kept
     kind = (dtype or ir.DataType.FLOAT).numpy()
-    lowest = op.Constant(value=ir.tensor(np.array(max(FLOAT32_LOWEST, np.finfo(kind).min), kind)))
+    lowest = op.Constant(value=ir.tensor(absorbing(kind)))
     zero = op.Constant(value=ir.tensor(np.array(0, kind)))
     bias = op.Where(condition, lowest, zero) if masked else op.Where(condition, zero, lowest)
     bias.dtype, bias.shape = dtype, condition.shape
