@@ -7,6 +7,10 @@ compiles it, and :class:`GraphWriter` runs it to make the unfused graph. One par
 changes no number, is idempotent, refuses its near misses with a reason, and refuses when an inner value
 is needed elsewhere.
 
+Operand order: :func:`apply` first writes the constant operand of every commutative operator second, so a
+pattern names it second and that is enough. Where both operands are computed, ``pattern`` goes through
+:meth:`Fusion.either`, and every order of those places is tried.
+
 Constants are bound to pattern variables and compared in ``check`` instead of being written into the
 pattern: the matcher compares constants with an absolute tolerance of 1e-8, which takes an epsilon of
 1e-12 for zero, and it wants them 0-d.
@@ -31,6 +35,9 @@ ORIGIN = "tfx.origin"
 MEANING = "tfx.meaning"
 """Node metadata: what a lowered node stands for: ``attention``, ``layer_norm``, ``gelu`` ..."""
 
+
+
+COMMUTATIVE = frozenset({"Add", "Mul"})
 
 
 def absorbing(kind: np.dtype[Any]) -> np.ndarray:
@@ -104,7 +111,8 @@ class Fusion(ops.RewriteRuleClassBase):
     """One raise or lower rule. Subclasses state the formula in their docstring.
 
     Attributes:
-        variants: Constructor options; each makes one pattern.
+        variants: Constructor options, the most demanding first; each makes one pattern.
+        places: How many places of ``pattern`` go through :meth:`either`, numbered from 0.
         near_misses: Subgraphs that must be refused.
         tolerance: Largest absolute difference between the fused and unfused graph (fp32).
         meaning: What the replacement stands for, kept in the metadata of its last node.
@@ -116,6 +124,7 @@ class Fusion(ops.RewriteRuleClassBase):
     """
 
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    places: ClassVar[int] = 0
     near_misses: ClassVar[Sequence[NearMiss]] = ()
     tolerance: ClassVar[float] = 1e-6
     meaning: ClassVar[str | None] = None
@@ -123,6 +132,22 @@ class Fusion(ops.RewriteRuleClassBase):
     example_opset: ClassVar[int] = 23
     result_opset: ClassVar[int] = 23
     keeps_inner: ClassVar[bool] = False
+
+    flipped: frozenset[int] = frozenset()
+
+    def either(self, operator: Callable[[Any, Any], Any], place: int, a: Any, b: Any) -> Any:
+        """``operator(a, b)``, or ``operator(b, a)`` in the orders that flip this place."""
+        return operator(b, a) if place in self.flipped else operator(a, b)
+
+    @classmethod
+    def orders(cls, options: Mapping[str, Any]) -> list[Fusion]:
+        """One rule per operand order of a variant."""
+        rules: list[Fusion] = []
+        for bits in range(1 << cls.places):
+            rule = cls(**options)
+            rule.flipped = frozenset(place for place in range(cls.places) if bits >> place & 1)
+            rules.append(rule)
+        return rules
 
     @classmethod
     def id(cls) -> str:
@@ -155,8 +180,6 @@ class GraphWriter:
         swap: Writes the operands of every commutative operator the other way round.
     """
 
-    _commutative = frozenset({"Add", "Mul"})
-
     def __init__(
         self, attributes: Mapping[str, Mapping[str, Any]] | None = None, *, swap: bool = False
     ) -> None:
@@ -168,7 +191,7 @@ class GraphWriter:
         def write(*inputs: Any, _domain: str = "", _outputs: Any = 1, **attributes: Any) -> Any:
             attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}
             attributes = {**self._attributes.get(op_type, {}), **attributes}
-            if self._swap and op_type in self._commutative:
+            if self._swap and op_type in COMMUTATIVE:
                 inputs = tuple(reversed(inputs))
             count = _outputs if isinstance(_outputs, int) else len(_outputs)
             node = ir.node(op_type, inputs, attributes, domain=_domain, num_outputs=count)
@@ -199,17 +222,31 @@ def apply(
         How often the rule fired.
     """
     found: list[tuple[ir.Node, Refusal]] = []
-    rules: list[ops.RewriteRule] = []
+    constants_second(model)
+    fired = 0
+    # Variant by variant: a demanding one must see the whole graph before a lesser one takes its inside.
     for options in fusion.variants:
-        rules.extend(_compile(fusion(**options), found))
-    fired = ops.RewriteRuleSet(rules).apply_to_model(model)
+        rules = [_compile(rule, found) for rule in fusion.orders(options)]
+        fired += ops.RewriteRuleSet(rules).apply_to_model(model)
     refusals.extend(each for each in found if each[0].graph is not None)
     return fired
 
 
-def _compile(
-    rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]
-) -> Sequence[ops.RewriteRule]:
+def constants_second(model: ir.Model) -> None:
+    """Writes the constant operand of commutative operators second, in place."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type in COMMUTATIVE and not node.domain and len(node.inputs) == 2:
+            first, second = node.inputs
+            if _is_constant(first) and not _is_constant(second):
+                node.replace_input_with(0, second)
+                node.replace_input_with(1, first)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return value is not None and ir.convenience.get_const_tensor(value) is not None
+
+
+def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.RewriteRule:
     def refuse(node: ir.Node, reason: str) -> None:
         refusals.append((node, Refusal(rule.id(), node.name or "", reason, origin(node))))
 
@@ -236,7 +273,7 @@ def _compile(
         return outputs
 
     _share_signature(check, rule.check)
-    whole = ops.RewriteRule(
+    return ops.RewriteRule(
         rule.pattern,
         rewrite,
         check,
@@ -244,7 +281,6 @@ def _compile(
         name=rule.id(),
         remove_nodes=not rule.keeps_inner,
     )
-    return whole.commute()
 
 
 def _share_signature(function: Callable[..., Any], of: Callable[..., Any]) -> None:

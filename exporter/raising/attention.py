@@ -42,10 +42,11 @@ class AttentionPieces(Fusion):
     meaning = "attention"
     result = ("", "Attention")
     tolerance = 2e-6
+    places = 1
     variants = tuple(
         {"scale": scale, "mask": mask, "guarded": guarded}
         for scale, mask, guarded in itertools.product(
-            ("none", "mul", "div"), ("none", "add", "fill", "keep"), (False, True)
+            ("mul", "div", "none"), ("add", "fill", "keep", "none"), (True, False)
         )
     )
 
@@ -62,7 +63,7 @@ class AttentionPieces(Fusion):
         if self._scale != "none":
             scores = op.Mul(scores, factor) if self._scale == "mul" else op.Div(scores, factor)
         if self._mask == "add":
-            scores = op.Add(scores, mask)
+            scores = self.either(op.Add, 0, scores, mask)
         elif self._mask == "fill":
             scores = op.Where(mask, value, scores)
         elif self._mask == "keep":

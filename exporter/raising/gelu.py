@@ -21,15 +21,15 @@ SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 
 
-def _outer(op: Any, order: str, x: Any, gate: Any, half: Any, one: Any) -> Any:
+def _outer(rule: Fusion, op: Any, order: str, x: Any, gate: Any, half: Any, one: Any) -> Any:
     """``x * 0.5 * (1 + gate)`` in the orders people write it."""
     if order == "half_last":
-        return op.Mul(op.Mul(x, op.Add(gate, one)), half)
+        return op.Mul(rule.either(op.Mul, 0, x, op.Add(gate, one)), half)
     if order == "half_x":
-        return op.Mul(op.Mul(x, half), op.Add(gate, one))
+        return rule.either(op.Mul, 0, op.Mul(x, half), op.Add(gate, one))
     if order == "half_gate":
-        return op.Mul(x, op.Mul(op.Add(gate, one), half))
-    return op.Mul(x, op.Add(op.Mul(gate, half), half))  # "cdf": x * (0.5 * gate + 0.5)
+        return rule.either(op.Mul, 0, x, op.Mul(op.Add(gate, one), half))
+    return rule.either(op.Mul, 0, x, op.Add(op.Mul(gate, half), half))  # "cdf": x * (0.5 * gate + 0.5)
 
 
 _ORDERS = ("half_last", "half_x", "half_gate", "cdf")
@@ -44,6 +44,7 @@ class GeluErf(Fusion):
 
     meaning = "gelu"
     result = ("", "Gelu")
+    places = 1
     variants = tuple(
         {"order": order, "divide": divide}
         for order, divide in itertools.product(_ORDERS, (True, False))
@@ -63,7 +64,7 @@ class GeluErf(Fusion):
 
     def pattern(self, op: Any, x: Any, root: Any, half: Any, one: Any) -> Any:
         inner = op.Div(x, root) if self._divide else op.Mul(x, root)
-        return _outer(op, self._order, x, op.Erf(inner), half, one)
+        return _outer(self, op, self._order, x, op.Erf(inner), half, one)
 
     def check(self, op: Any, x: ir.Value, root: ir.Value, half: ir.Value, one: ir.Value) -> None:
         if self._divide:
@@ -92,6 +93,7 @@ class GeluTanh(Fusion):
     meaning = "gelu"
     result = ("", "Gelu")
     tolerance = 2e-6
+    places = 3
     variants = tuple(
         {"order": order, "cube": cube}
         for order, cube in itertools.product(_ORDERS, ("pow", "product", "factored"))
@@ -112,12 +114,15 @@ class GeluTanh(Fusion):
         self, op: Any, x: Any, power: Any, cubic: Any, root: Any, half: Any, one: Any
     ) -> Any:
         if self._cube == "factored":
-            square = op.Mul(op.Mul(x, cubic), x)
-            inner = op.Mul(op.Mul(x, root), op.Add(square, one))
+            square = self.either(op.Mul, 1, op.Mul(x, cubic), x)
+            inner = self.either(op.Mul, 2, op.Mul(x, root), op.Add(square, one))
         else:
-            cube = op.Pow(x, power) if self._cube == "pow" else op.Mul(op.Mul(x, x), x)
-            inner = op.Mul(op.Add(x, op.Mul(cube, cubic)), root)
-        return _outer(op, self._order, x, op.Tanh(inner), half, one)
+            if self._cube == "pow":
+                cube = op.Pow(x, power)
+            else:
+                cube = self.either(op.Mul, 1, op.Mul(x, x), x)
+            inner = op.Mul(self.either(op.Add, 2, x, op.Mul(cube, cubic)), root)
+        return _outer(self, op, self._order, x, op.Tanh(inner), half, one)
 
     def check(
         self,

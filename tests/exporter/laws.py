@@ -1,0 +1,110 @@
+"""Builds the graph that a rule describes, runs graphs, and makes feeds: what the laws are proven with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxruntime
+from onnx.reference import ReferenceEvaluator
+
+from tfx.exporter.fusion import Arg, Fusion, GraphWriter
+
+SHAPES = [(batch, sequence) for batch in (1, 3) for sequence in (1, 7, 33)]
+
+
+def build(
+    rule: Fusion,
+    *,
+    replace: Mapping[str, Any] | None = None,
+    writer: Callable[..., Any] | None = None,
+    swap: bool = False,
+) -> ir.Model:
+    """The unfused graph of a rule: its own ``pattern`` run with a graph builder."""
+    names = list(inspect.signature(rule.pattern).parameters)[1:]
+    arguments = {**rule.example(), **(replace or {})}
+    values: dict[str, ir.Value] = {}
+    for name in names:
+        given = arguments.get(name)
+        if isinstance(given, Arg):
+            kind = ir.DataType.from_numpy(np.dtype(given.dtype))
+            values[name] = ir.val(name, kind, ir.Shape(given.shape))
+            values[name].meta["scale"] = given.scale
+        elif given is not None:
+            values[name] = ir.val(name, const_value=ir.tensor(given, name=name))
+    op = GraphWriter(rule.open_attributes(), swap=swap)
+    bound = {name: values.get(name) for name in names}
+    outputs = writer(op, **bound) if writer else rule.pattern(op, *bound.values())
+    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    used = {value for node in op.nodes for value in node.inputs}
+    inputs = [v for n, v in values.items() if v in used and isinstance(arguments[n], Arg)]
+    constants = [v for n, v in values.items() if v in used and not isinstance(arguments[n], Arg)]
+    for index, value in enumerate(outputs):
+        value.name = f"y{index}"
+    graph = ir.Graph(
+        inputs, outputs, nodes=op.nodes, initializers=constants,
+        opset_imports={"": rule.example_opset, "com.microsoft": 1}, name="unfused",
+    )  # fmt: skip
+    model = ir.Model(graph, ir_version=10)
+    passes.NameFixPass()(model)
+    passes.ShapeInferencePass()(model)
+    return model
+
+
+Runner = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+
+
+def runner(model: ir.Model) -> Runner:
+    """A function from feeds to outputs: onnxruntime without graph optimisation.
+
+    Graphs with ai.onnx's Attention go to the ONNX reference evaluator: onnxruntime's kernel does not take
+    every mask that the operator allows.
+    """
+    proto = ir.to_proto(model)
+    if any(n.op_type == "Attention" and not n.domain for n in model.graph):
+        evaluator = ReferenceEvaluator(proto)
+        return lambda feeds: evaluator.run(None, dict(feeds))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda feeds: session.run(None, dict(feeds))
+
+
+def feeds(model: ir.Model, batch: int, sequence: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Normal floats; bool masks with full, left, right and holed rows, one of them without any key."""
+    rng = np.random.default_rng(seed)
+    made: dict[str, np.ndarray] = {}
+    for value in model.graph.inputs:
+        assert value.shape is not None and value.dtype is not None and value.name is not None
+        sizes = {"B": batch, "S": sequence}
+        shape = [axis if isinstance(axis, int) else sizes[str(axis.value)] for axis in value.shape]
+        if value.dtype == ir.DataType.BOOL:
+            rows = rng.random(shape) < 0.6
+            rows[0, ..., -1] = True
+            if seed % 3 == 1:
+                rows[-1] = False
+            if seed % 3 == 2:
+                rows[...] = True
+            made[value.name] = rows
+        else:
+            made[value.name] = (value.meta["scale"] * rng.standard_normal(shape)).astype(value.dtype.numpy())
+    return made
+
+
+def check(model: ir.Model) -> None:
+    """The ONNX checker, on what it knows (standard operators)."""
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto)
+
+
+def operators(model: ir.Model) -> list[tuple[str, str]]:
+    return [(node.domain, node.op_type) for node in model.graph]
