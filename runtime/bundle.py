@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import BundleError
+from .external import external_data
 from .golden import GOLDEN_NAME, GoldenCase, load_golden
 from .manifest import MANIFEST_NAME, Manifest
 from .swap import ensure_free, replace_folder
@@ -42,7 +43,8 @@ class Bundle:
 
         Raises:
             BundleError: the folder or ``tfx.json`` is missing or wrong, or a file is missing, of another size or
-                altered, or leaves the folder through a link. The message names it.
+                altered, or leaves the folder through a link, or the model's external data is none of the files. The
+                message names it.
         """
         folder = Path(path).absolute()
         if not folder.is_dir():
@@ -54,6 +56,9 @@ class Bundle:
         for name in (manifest.model["file"], *([manifest.tokenizer["file"]] if manifest.tokenizer else [])):
             if name not in manifest.files:
                 raise BundleError(f'{folder / MANIFEST_NAME}: "{name}" is not among the files')
+        for data in external_data(folder / manifest.model["file"]):
+            if data.location not in manifest.files:
+                raise BundleError(f'{manifest.model["file"]}: external data "{data.location}" is not among the files')
         return cls(folder, manifest)
 
     @property

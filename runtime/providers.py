@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BundleError, FeedError, InputError, MachineError, ProviderError
+from .external import check_external_data
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -100,7 +101,7 @@ def create_session(
     """Load an ``.onnx`` file, with its external data from the same folder.
 
     Args:
-        model: the file. onnxruntime itself refuses external data outside the file's folder.
+        model: the file.
         provider: ``cpu`` or ``cuda``.
         threads: threads inside an operator, None for onnxruntime's choice.
         optimize: False turns onnxruntime's graph optimization off.
@@ -137,6 +138,7 @@ def create_session(
     path = Path(model)
     if not path.is_file():
         raise BundleError(f"{path}: found nothing, wanted an .onnx file")
+    check_external_data(path)
     try:
         session = onnxruntime.InferenceSession(
             str(path),

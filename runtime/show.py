@@ -42,7 +42,7 @@ def track(items: Sequence[T]) -> Iterable[T]:
     from rich.progress import track as rich_track
 
     console = Console(stderr=True)
-    return rich_track(items, "verifying", console=console, transient=True, disable=not console.is_terminal)
+    return rich_track(items, "verifying", console=console, transient=True) if console.is_terminal else items
 
 
 @contextlib.contextmanager
@@ -52,7 +52,10 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        yield lambda what, done, total: None
+        return
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task("loading", total=None)
 
         def tell(what: str, done: int, total: int) -> None:

@@ -71,10 +71,11 @@ class TextEncoder:
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise FeedError(f"texts[{i}]: found {type(text).__name__}, wanted a string")
-        try:
-            encodings = self._tokenizer.encode_batch(texts)
-        except (TypeError, UnicodeEncodeError) as error:  # how tokenizers meets a lone surrogate
-            raise FeedError("texts: no valid Unicode (a lone surrogate)") from error
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise FeedError(f"texts[{i}]: no valid Unicode (a lone surrogate)") from error
+        encodings = self._tokenizer.encode_batch(texts)
         for i, encoding in enumerate(encodings):
             if not encoding.ids:
                 raise FeedError(f"texts[{i}]: has no tokens")

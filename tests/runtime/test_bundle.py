@@ -12,10 +12,11 @@ import sys
 import textwrap
 
 import numpy as np
+import onnx
 import pytest
 
 from tfx.errors import BundleError
-from tfx.runtime.bundle import Bundle, ensure_free, write_bundle
+from tfx.runtime.bundle import Bundle, ensure_free, sha256_file, write_bundle
 from tfx.runtime.session import Session
 
 FEEDS = {"input_ids": [[2, 5, 3]], "token_type_ids": [[0, 1, 1]]}
@@ -113,32 +114,29 @@ def test_a_model_that_the_manifest_does_not_list(bundle):
         Bundle.open(bundle.path)
 
 
-@pytest.mark.parametrize("location", ["../outside.data", "ABSOLUTE", "link.data"])
-def test_external_data_that_leaves_the_folder(make_bundle, tiny_graph, tmp_path, location):
-    """Judged by onnxruntime, which refuses it; tfx passes the reason on."""
-    import onnx
-
+@pytest.mark.parametrize("location", ["../outside.data", "ABSOLUTE", "link.data", "other.data"])
+def test_external_data_that_is_none_of_the_files(make_bundle, tiny_graph, tmp_path, location):
+    """Everything that is read was hashed; nothing outside the folder is."""
     model = tiny_graph()
     words = onnx.numpy_helper.to_array(model.graph.initializer[0])
     (tmp_path / "outside.data").write_bytes(words.tobytes())
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    entry = tensor.external_data.add()
-    entry.key, entry.value = "location", str(tmp_path / "outside.data") if location == "ABSOLUTE" else location
-
+    tensor.external_data.add(
+        key="location", value=str(tmp_path / "outside.data") if location == "ABSOLUTE" else location
+    )
     bundle = make_bundle()
     model_path = bundle.path / "model.onnx"
     model_path.write_bytes(model.SerializeToString())
     if location == "link.data":
         (bundle.path / location).symlink_to("../outside.data")
-    from tfx.runtime.bundle import sha256_file
-
+    if location == "other.data":
+        (bundle.path / location).write_bytes(words.tobytes())
     entry = {"bytes": model_path.stat().st_size, "sha256": sha256_file(model_path)}
     edit_manifest(bundle, lambda value: value["files"].update({"model.onnx": entry}))
-    with pytest.raises(BundleError, match=r"External data path|Absolute path") as caught:
+    with pytest.raises(BundleError, match=r'external data ".*" is not among the files'):
         Session(bundle.path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x00" * 64])
@@ -147,7 +145,7 @@ def test_a_model_that_is_not_onnx(tmp_path, content):
 
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    with pytest.raises(BundleError, match=r"model\.onnx: onnxruntime refuses it"):
+    with pytest.raises(BundleError, match=r"model\.onnx: (not an ONNX file|onnxruntime refuses it)"):
         create_session(path)
 
 

@@ -122,7 +122,7 @@ def test_verify_passes_and_says_by_how_much(tfx, bundle):
     result = tfx("verify")
     assert result.exit_code == 0
     assert "parity passed on 32 outputs: max abs" in result.stdout
-    assert "on cpu (CPUExecutionProvider" in result.stdout
+    assert "on cpu (" in result.stdout
     found = json.loads(tfx("verify", "--json", "--no-optimize", "--threads", 1).stdout)
     assert found["passed"] is True
     assert found["max_abs"] < 1e-6

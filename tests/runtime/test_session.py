@@ -4,6 +4,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +44,11 @@ def test_chosen_outputs(session, feeds):
 
 def test_it_says_where_it_runs(session):
     assert session.provider == "cpu"
-    assert sum(session.placement.values()) == session.placement["CPUExecutionProvider"] > 0
+    if hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+        assert list(session.placement) == ["CPUExecutionProvider"]
+        assert session.placement["CPUExecutionProvider"] > 0
+    else:  # before 1.24
+        assert session.placement is None
 
 
 # A27: lossless integer casts, everything else refused
