@@ -64,7 +64,7 @@ def run(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    r"""Run a bundle on text or on arrays.
+    """Run a bundle on text or on arrays.
 
     BUNDLE is the folder to run, tfx-model when it is not given. Texts longer than the model takes are cut.
 
@@ -72,7 +72,7 @@ def run(
     Example:
       tfx run --text "The cat sat." --text "A dog ran."
       tfx run my-model --input batch.npz --out result.npz
-    """
+    """  # noqa: D301 - click wants the backspace character
     from . import arrays as files
     from .session import Session
 
@@ -117,7 +117,7 @@ def verify(
     no_optimize: bool,
     as_json: bool,
 ) -> None:
-    r"""Check a bundle against the outputs that its source gave at export.
+    """Check a bundle against the outputs that its source gave at export.
 
     BUNDLE is the folder to check, tfx-model when it is not given. Exit code 1 says that outputs differ.
 
@@ -125,7 +125,7 @@ def verify(
     Example:
       tfx verify
       tfx verify my-model --provider cuda --json
-    """
+    """  # noqa: D301 - click wants the backspace character
     from .bundle import Bundle
     from .parity import Tolerance, verify_bundle
 
@@ -182,7 +182,7 @@ def bench(
     engines: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    r"""Time a bundle: latency, tokens per second, memory.
+    """Time a bundle: latency, tokens per second, memory.
 
     BUNDLE is the folder to time, tfx-model when it is not given. Outputs are checked before anything is timed.
 
@@ -190,7 +190,7 @@ def bench(
     Example:
       tfx bench
       tfx bench my-model --batch 1,32 --seq 64 --threads 4 --json
-    """
+    """  # noqa: D301 - click wants the backspace character
     from .bench import BenchPlan
     from .bench import bench as measure
 
@@ -225,14 +225,14 @@ def bench(
 @click.command()
 @_options("json")
 def doctor(as_json: bool) -> None:
-    r"""Show what can run on this machine and what is missing.
+    """Show what can run on this machine and what is missing.
 
     Every provider is tried, not looked up.
 
     \b
     Example:
       tfx doctor
-    """
+    """  # noqa: D301 - click wants the backspace character
     from .doctor import diagnose
 
     found = diagnose()

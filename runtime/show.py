@@ -55,7 +55,8 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
     if not console.is_terminal:
         yield lambda what, done, total: None
         return
-    with Progress(console=console, transient=True) as progress:
+    # Redrawn seldom: the bar must not take a core from what is being timed.
+    with Progress(console=console, transient=True, refresh_per_second=1) as progress:
         task = progress.add_task("loading", total=None)
 
         def tell(what: str, done: int, total: int) -> None:

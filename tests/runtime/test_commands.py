@@ -177,3 +177,9 @@ def test_doctor(tfx):
     assert result.exit_code == 0
     assert "provider cpu    runs" in result.stdout
     assert set(json.loads(tfx("doctor", "--json").stdout)) == {"environment", "providers", "packages", "warnings"}
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "bench", "doctor"])
+def test_help_shows_the_example_on_lines_of_its_own(tfx, command):
+    lines = tfx(command, "--help").stdout.splitlines()
+    assert lines[lines.index("  Example:") + 1].startswith(f"    tfx {command}")

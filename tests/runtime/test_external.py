@@ -100,9 +100,7 @@ def test_paths_that_leave_the_folder(save, tmp_path, location):
 def test_missing_and_short_files_are_named_with_sizes(save):
     """A21 for a bare .onnx, where no manifest knows the sizes."""
     path = save(model(outside("w", "w.data", 4, 96)))
-    with pytest.raises(
-        BundleError, match=r"w\.data: found nothing, wanted the external data of model\.onnx"
-    ):
+    with pytest.raises(BundleError, match=r"w\.data: found nothing, wanted the external data of model\.onnx"):
         create_session(path)
     (path.parent / "w.data").write_bytes(b"\0" * 99)
     with pytest.raises(BundleError, match=r"w\.data: found 99 bytes, wanted at least 100"):
