@@ -1,0 +1,177 @@
+"""The whole road: source -> capture -> raise -> lower -> verified bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.metadata
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from ..errors import InputError
+from ..runtime.bundle import DEFAULT_BUNDLE, Bundle, ensure_free, write_bundle
+from ..runtime.golden import GOLDEN_NAME, GoldenCase, save_golden
+from ..runtime.manifest import Manifest
+from ..runtime.parity import TOLERANCES, verify
+from ..runtime.providers import create_session
+from ..runtime.tensors import TensorSpec
+from . import targets
+from .capture import bounded, capture
+from .golden import record
+from .pipeline import Report, check_counts, lower_model, raise_model
+from .save import MAX_INLINE_BYTES, save
+from .sources import Source
+
+__all__ = ["MODEL_NAME", "export"]
+
+MODEL_NAME = "model.onnx"
+
+_PACKAGES = ("tfx-onnx", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime-gpu", "onnxruntime", "transformers")
+
+Step = Callable[[str], None]
+
+
+def export(
+    source: Source | Callable[[], Source],
+    out: str | Path = DEFAULT_BUNDLE,
+    *,
+    target: str = "cpu",
+    opset: int | None = None,
+    force: bool = False,
+    check: bool = True,
+    expect: Mapping[str, int] | None = None,
+    max_inline_bytes: int = MAX_INLINE_BYTES,
+    step: Step = lambda _: None,
+) -> Bundle:
+    """Exports a source to a bundle that has been raised, lowered and verified.
+
+    Args:
+        source: What to export, or a function that makes it (then its memory is released before verifying).
+        out: The folder to make.
+        target: ``cpu``, ``cuda`` or ``portable``.
+        opset: ai.onnx opset to write; the target's default when ``None``.
+        force: Replace a bundle that is there.
+        check: Compare the written model with the live module on the golden before the bundle appears.
+        expect: Canonical counts that must be found; the source's own when ``None``.
+        max_inline_bytes: Weights larger than this go to an external data file.
+        step: Told what is being done.
+
+    Returns:
+        The bundle.
+
+    Raises:
+        InputError: The destination, the source or an option is wrong; nothing has been written.
+        CountError: The canonical counts are not the expected ones.
+        ParityError: The written model does not give the module's numbers.
+    """
+    profile = targets.get(target)
+    if opset is not None and not profile.min_opset <= opset <= profile.max_opset:
+        raise InputError(f"opset: found {opset}, wanted {profile.min_opset} to {profile.max_opset}")
+    ensure_free(out, force)
+    step("loading")
+    live = source if isinstance(source, Source) else source()
+    del source
+    step("capturing")
+    model = capture(live)
+    live = bounded(live, model)
+    model.metadata_props.clear()
+    step("recording")
+    golden = record(live)
+    step("raising")
+    report = raise_model(model)
+    check_counts(report.counts, live.expected or {} if expect is None else expect)
+    step("lowering")
+    lower_model(model, profile, report, opset=opset)
+    passes.CheckerPass()(model)
+    outputs = tuple(_output(value) for value in model.graph.outputs)
+    parts: list[Any] = [live, model]
+    del live, model
+
+    def fill(folder: Path) -> Manifest:
+        step("writing")
+        written, graph = parts
+        parts.clear()
+        save(graph, folder / MODEL_NAME, max_inline_bytes=max_inline_bytes)
+        save_golden(folder / GOLDEN_NAME, golden)
+        for file in written.files:
+            shutil.copyfile(file, folder / file.name)
+        manifest = _manifest(written, graph, report, outputs, target)
+        del written, graph
+        gc.collect()  # The module's weights make room for the session's.
+        if not check:
+            return manifest
+        step("verifying")
+        parity = _verify(folder / MODEL_NAME, golden, manifest)
+        return dataclasses.replace(manifest, parity=parity)
+
+    return write_bundle(out, fill, force=force)
+
+
+def _output(value: ir.Value) -> TensorSpec:
+    if value.dtype is None or value.shape is None or value.name is None:
+        raise InputError(f"output {value.name}: its type or shape is unknown")
+    axes = tuple(axis if isinstance(axis, int) else str(axis.value or "unknown") for axis in value.shape)
+    return TensorSpec(value.name, str(value.dtype.numpy()), axes, "output")
+
+
+def _manifest(
+    source: Source, model: ir.Model, report: Report, outputs: tuple[TensorSpec, ...], target: str
+) -> Manifest:
+    return Manifest(
+        source={"kind": source.kind, "name": source.name, "sha256": source.sha256, **_notes(source)},
+        inputs=source.inputs,
+        outputs=outputs,
+        max_length=source.max_length,
+        pad_id=source.pad_id,
+        target=target,
+        precision="fp32",
+        layout="padded",
+        model={
+            "file": MODEL_NAME,
+            "opset": model.opset_imports[""],
+            "ir_version": model.ir_version,
+            "domains": sorted(model.opset_imports),
+        },
+        counts=report.counts,
+        tolerance=TOLERANCES["fp32"].to_json(),
+        pooling=source.pooling,
+        tokenizer=source.tokenizer,
+        refusals=tuple({"rule": r.rule, "where": r.origin or r.where, "reason": r.reason} for r in report.refusals),
+        versions=_versions(),
+    )
+
+
+def _notes(source: Source) -> dict[str, Any]:
+    return {"notes": dict(source.notes)} if source.notes else {}
+
+
+def _versions() -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _verify(path: Path, golden: list[GoldenCase], manifest: Manifest) -> dict[str, Any]:
+    """Compares the file that was written with what was recorded."""
+    session = create_session(path)
+    report = verify(
+        session.run, golden, TOLERANCES[manifest.precision], inputs=manifest.inputs, outputs=manifest.outputs
+    )
+    report.check()
+    return {
+        "passed": report.passed,
+        "max_abs": report.max_abs,
+        "min_cosine": report.min_cosine,
+        "provider": session.provider,
+        "cases": len(golden),
+    }
+
