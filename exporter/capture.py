@@ -81,6 +81,8 @@ def capture(source: Source) -> ir.Model:
     _rename_axes(model, symbols)
     _check_outputs(model, source)
     keep_origins(model)
+    for part in (model.graph, *model.graph.inputs, *model.graph.initializers.values()):
+        part.metadata_props.clear()
     for node in model.graph.all_nodes():
         if path := node.metadata_props.pop(ORIGIN, "").removeprefix(prefix).strip("."):
             node.metadata_props[ORIGIN] = path
@@ -159,7 +161,8 @@ def _symbols(program: torch.export.ExportedProgram, source: Source) -> dict[str,
         for i, (axis, size) in enumerate(zip(spec.shape, value.shape, strict=True)):
             if isinstance(axis, int):
                 continue
-            if isinstance(size, int):
+            # A pinned axis stays a SymInt, whose value has become a number.
+            if str(size).isdigit():
                 raise SourceError(
                     f'{source.name}: axis "{axis}" (axis {i} of input {spec.name}) is frozen at {size}: the module '
                     "turns its size into a Python number; keep it as x.shape[i], or declare a fixed size"
