@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -116,6 +117,22 @@ class _Positional(nn.Module):
         return tuple(self._source.call(dict(zip(self._names, tensors, strict=True))).values())
 
 
+class _WithoutGraphs:
+    """A stream that drops the half-traced graph which torch.export prints when it fails; the rest passes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._dropped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        # print writes the line's end by itself.
+        self._dropped, before = "torch.ops." in text, self._dropped
+        return len(text) if self._dropped or (before and text == "\n") else self._stream.write(text)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch's advice from the user; errors still raise."""
@@ -131,7 +148,7 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(cast(TextIO, _WithoutGraphs(sys.stderr))):
             warnings.simplefilter("ignore")
             yield
     finally:

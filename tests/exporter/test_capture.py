@@ -359,6 +359,8 @@ def test_a07_global_state_is_as_before_also_when_the_export_raises(enabled):
 
 def test_nothing_is_printed_or_warned(capfd, recwarn):
     capture(source_of(Two(), X))
+    with pytest.raises(SourceError):
+        capture(source_of(Decides(), X))
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
     assert not recwarn.list
