@@ -174,4 +174,3 @@ def _verify(path: Path, golden: list[GoldenCase], manifest: Manifest) -> dict[st
         "provider": session.provider,
         "cases": len(golden),
     }
-

@@ -36,7 +36,6 @@ MEANING = "tfx.meaning"
 """Node metadata: what a lowered node stands for: ``attention``, ``layer_norm``, ``gelu`` ..."""
 
 
-
 COMMUTATIVE = frozenset({"Add", "Mul"})
 
 
@@ -47,6 +46,7 @@ def absorbing(kind: np.dtype[Any]) -> np.ndarray:
     hold nothing else, where a sum of finite numbers gives an average.
     """
     return np.array(max(-1e30, float(np.finfo(kind).min) / 2), kind)
+
 
 Refuse = MatchFailureError
 """Raised by a guard: ``Refuse("epsilon is 2, wanted less than 1", value)``.
@@ -79,12 +79,26 @@ class Arg:
     Attributes:
         shape: Ints or the symbolic axes ``"B"`` (batch) and ``"S"`` (sequence).
         dtype: Numpy name of the element type.
-        low: Lowest value drawn for floats (normal values are clipped to it).
+        scale: Standard deviation of the floats that are drawn.
     """
 
     shape: tuple[int | str, ...]
     dtype: str = "float32"
     scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """An argument of a rule's example that the graph computes before the pattern begins.
+
+    Attributes:
+        write: ``write(op, arguments)`` returns the value; ``arguments`` holds those that come before it.
+    """
+
+    write: Callable[[Any, Mapping[str, Any]], Any]
+
+
+Example = dict[str, Arg | np.ndarray | Derived]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +168,8 @@ class Fusion(ops.RewriteRuleClassBase):
         """The rule's name in reports: ``GeluErf`` -> ``gelu_erf``."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
-        """Arguments of ``pattern`` that make a valid graph: inputs and constants, by name."""
+    def example(self) -> Example:
+        """Arguments of ``pattern`` that make a valid graph, by name."""
         raise NotImplementedError
 
     def open_attributes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -180,9 +194,7 @@ class GraphWriter:
         swap: Writes the operands of every commutative operator the other way round.
     """
 
-    def __init__(
-        self, attributes: Mapping[str, Mapping[str, Any]] | None = None, *, swap: bool = False
-    ) -> None:
+    def __init__(self, attributes: Mapping[str, Mapping[str, Any]] | None = None, *, swap: bool = False) -> None:
         self.nodes: list[ir.Node] = []
         self._attributes = attributes or {}
         self._swap = swap
@@ -207,9 +219,7 @@ def origin(node: ir.Node | None) -> str:
     return node.metadata_props.get(ORIGIN, "") if node is not None else ""
 
 
-def apply(
-    fusion: type[Fusion], model: ir.Model, refusals: list[tuple[ir.Node, Refusal]]
-) -> int:
+def apply(fusion: type[Fusion], model: ir.Model, refusals: list[tuple[ir.Node, Refusal]]) -> int:
     """Applies every variant of a rule once, in place.
 
     Args:
@@ -327,11 +337,25 @@ def static(value: ir.Value, axis: int, what: str) -> int:
     return size
 
 
+def axis_of(value: ir.Value, axis: int) -> Any:
+    """The size or symbol of an axis, ``None`` when the shape is unknown."""
+    return value.shape[axis] if value.shape is not None else None
+
+
 def same_axis(a: Any, b: Any) -> bool:
     """Whether two axes are provably of equal size: equal ints, or the same named symbol."""
     if isinstance(a, int) or isinstance(b, int):
         return a == b
     return a is not None and b is not None and a.value is not None and a.value == b.value
+
+
+def transpose(op: Any, x: ir.Value, perm: Sequence[int]) -> ir.Value:
+    """A Transpose whose type and shape are known to the rules that come after."""
+    y = op.Transpose(x, perm=list(perm))
+    y.dtype = x.dtype
+    if x.shape is not None:
+        y.shape = ir.Shape([x.shape[axis] for axis in perm])
+    return y
 
 
 def last_axis_only(node: ir.Node, of: ir.Value, what: str) -> None:

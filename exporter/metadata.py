@@ -92,7 +92,7 @@ def restore_metadata(model: ir.Model) -> None:
     for node in nodes(model):
         found = meanings.get(node.name)
         if isinstance(found, list) and len(found) == 2:
-            for key, value in zip((MEANING, ORIGIN), found):
+            for key, value in zip((MEANING, ORIGIN), found, strict=True):
                 if value:
                     node.metadata_props[key] = str(value)
 

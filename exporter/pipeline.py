@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
-from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
 from onnxscript.rewriter.pattern import RewriteRuleSet
+from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
 
 from ..errors import CountError
 from . import fusion, raising

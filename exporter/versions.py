@@ -45,9 +45,10 @@ def _valid(node: ir.Node, version: int) -> bool:
         return False
     if not len(node.outputs) <= schema.max_output:
         return False
-    return all(_typed(values, formal, schema) for values, formal in (
-        (node.inputs, schema.inputs), (node.outputs, schema.outputs)
-    ))
+    return all(
+        _typed(values, formal, schema)
+        for values, formal in ((node.inputs, schema.inputs), (node.outputs, schema.outputs))
+    )
 
 
 def _typed(values: Iterable[ir.Value | None], formals: object, schema: onnx.defs.OpSchema) -> bool:
@@ -64,9 +65,13 @@ def _typed(values: Iterable[ir.Value | None], formals: object, schema: onnx.defs
 
 
 def _type_name(dtype: ir.DataType) -> str:
-    return {"float32": "float", "float64": "double"}.get(
-        str(dtype.numpy()) if dtype != ir.DataType.BFLOAT16 else "bfloat16", str(dtype).lower()
-    ) if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else str(dtype).lower()
+    return (
+        {"float32": "float", "float64": "double"}.get(
+            str(dtype.numpy()) if dtype != ir.DataType.BFLOAT16 else "bfloat16", str(dtype).lower()
+        )
+        if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        else str(dtype).lower()
+    )
 
 
 def nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Fusion, NearMiss, Refuse, constant, rank, static
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, rank, static
 from .masks import as_bias, zero_dead_rows
 
 CONTRIB = "com.microsoft"
@@ -77,9 +77,7 @@ class _Lowering(Fusion):
     """Lowers any canonical attention node, with or without a mask, in its 3-D or its 4-D form."""
 
     meaning = "attention"
-    variants = tuple(
-        {"masked": masked, "many": many} for masked, many in itertools.product((True, False), repeat=2)
-    )
+    variants = tuple({"masked": masked, "many": many} for masked, many in itertools.product((True, False), repeat=2))
     tolerance = 3e-6
 
     def __init__(self, masked: bool = True, many: bool = False) -> None:
@@ -99,11 +97,11 @@ class _Lowering(Fusion):
         _plain(_node(y))
         _heads(_node(y))
         if self._many:
-            for value, name in zip(_node(y).inputs[:3], "QKV"):
+            for value, name in zip(_node(y).inputs[:3], "QKV", strict=False):
                 assert value is not None
                 static(value, 3, name)
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         shape = ("B", 2, "S", 8) if self._many else ("B", "S", 16)
         return {"q": Arg(shape), "k": Arg(shape), "v": Arg(shape), "mask": Arg(("B", 1, 1, "S"), "bool")}
 
@@ -112,16 +110,12 @@ _NEAR_MISSES = (
     NearMiss(
         "causal",
         "is_causal is 1",
-        build=lambda op, q, k, v, mask: op.Attention(
-            q, k, v, mask, q_num_heads=2, kv_num_heads=2, is_causal=1
-        ),
+        build=lambda op, q, k, v, mask: op.Attention(q, k, v, mask, q_num_heads=2, kv_num_heads=2, is_causal=1),
     ),
     NearMiss(
         "a soft cap",
         "softcap is 5",
-        build=lambda op, q, k, v, mask: op.Attention(
-            q, k, v, mask, q_num_heads=2, kv_num_heads=2, softcap=5.0
-        ),
+        build=lambda op, q, k, v, mask: op.Attention(q, k, v, mask, q_num_heads=2, kv_num_heads=2, softcap=5.0),
     ),
     NearMiss(
         "grouped queries",
@@ -238,9 +232,7 @@ class PackedAttention(Fusion):
         self._masked = masked
         self._biased = biased
 
-    def pattern(
-        self, op: Any, x: Any, w_q: Any, w_k: Any, w_v: Any, b_q: Any, b_k: Any, b_v: Any, mask: Any
-    ) -> Any:
+    def pattern(self, op: Any, x: Any, w_q: Any, w_k: Any, w_v: Any, b_q: Any, b_k: Any, b_v: Any, mask: Any) -> Any:
         projected = []
         for name, weight, bias in (("q", w_q, b_q), ("k", w_k, b_k), ("v", w_v, b_v)):
             y = op.MatMul(x, weight, _outputs=[name if not self._biased else f"{name}_product"])
@@ -265,14 +257,24 @@ class PackedAttention(Fusion):
         if widths[0] != widths[1] or widths[2] % heads:
             raise Refuse(f"Q, K and V are {widths} wide, wanted Q and K equal and V a multiple of {heads}", x)
         if self._biased:
-            for side, width in zip("qkv", widths):
+            for side, width in zip("qkv", widths, strict=False):
                 if constant(bindings[f"b_{side}"], f"b{side}").shape != (width,):
                     raise Refuse(f"b{side} has another shape than [{width}]", bindings[f"b_{side}"])
 
     def rewrite(
-        self, op: Any, x: ir.Value, w_q: ir.Value, w_k: ir.Value, w_v: ir.Value, q: ir.Value, y: ir.Value,
-        b_q: ir.Value | None = None, b_k: ir.Value | None = None, b_v: ir.Value | None = None,
-        mask: ir.Value | None = None, **_: Any,
+        self,
+        op: Any,
+        x: ir.Value,
+        w_q: ir.Value,
+        w_k: ir.Value,
+        w_v: ir.Value,
+        q: ir.Value,
+        y: ir.Value,
+        b_q: ir.Value | None = None,
+        b_k: ir.Value | None = None,
+        b_v: ir.Value | None = None,
+        mask: ir.Value | None = None,
+        **_: Any,
     ) -> ir.Value:
         heads = _heads(_node(y))
         weight = _joined(op, [w_q, w_k, w_v], 1, f"{w_q.name}_qkv")
@@ -293,7 +295,7 @@ class PackedAttention(Fusion):
         out = op.Attention(*inputs, **attributes, _domain=CONTRIB)
         return zero_dead_rows(op, out, mask, heads) if mask is not None else out
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         rng = np.random.default_rng(0)
 
         def weight(*shape: int) -> np.ndarray:
@@ -304,7 +306,9 @@ class PackedAttention(Fusion):
         return {"x": Arg(("B", "S", 16)), **matrices, **vectors, "mask": Arg(("B", 1, 1, "S"), "bool")}
 
     near_misses = (
-        NearMiss("K narrower than Q", "Q, K and V are", {"w_k": np.ones((16, 8), np.float32), "b_k": np.ones(8, np.float32)}),
+        NearMiss(
+            "K narrower than Q", "Q, K and V are", {"w_k": np.ones((16, 8), np.float32), "b_k": np.ones(8, np.float32)}
+        ),
         NearMiss("a bias per token", "b. has another shape", {"b_v": np.ones((1, 1, 16), np.float32)}),
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Fusion, NearMiss, Refuse, rank
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, rank
 from ..raising.gelu import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
 from .attention import CONTRIB
 
@@ -34,7 +33,7 @@ class _Gelu(Fusion):
     def open_attributes(self) -> dict[str, dict[str, Any]]:
         return {"Gelu": {"approximate": self.approximate}}
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         return {"x": Arg(("B", "S", 16), scale=3.0)}
 
 
@@ -60,7 +59,7 @@ class _Biased(_Gelu):
         if rank(bias) != 1:
             raise Refuse(f"bias has rank {rank(bias)}, wanted a vector", bias)
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         return {**super().example(), "bias": np.linspace(-1, 1, 16, dtype=np.float32)}
 
 

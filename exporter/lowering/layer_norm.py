@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Fusion, NearMiss, Refuse, rank, same_axis
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, rank, same_axis
 from .attention import CONTRIB
 
 
@@ -40,9 +40,7 @@ class SkipLayerNorm(Fusion):
     def open_attributes(self) -> dict[str, dict[str, Any]]:
         return {"LayerNormalization": {"axis": -1, "epsilon": 1e-12}}
 
-    def check(
-        self, op: Any, a: ir.Value, b: ir.Value, y: ir.Value, total: ir.Value, **_: Any
-    ) -> None:
+    def check(self, op: Any, a: ir.Value, b: ir.Value, y: ir.Value, total: ir.Value, **_: Any) -> None:
         again = total.is_graph_output() or len(total.uses()) > 1
         if again != self._summed:
             raise Refuse()  # The other variant's.
@@ -54,24 +52,33 @@ class SkipLayerNorm(Fusion):
             raise Refuse(f"the norm runs from axis {node.attributes.get_int('axis', -1)}, wanted the last", y)
         for side in (a, b):
             same = side.shape is not None and total.shape is not None and rank(side) == 3
-            if not same or not all(same_axis(x, t) for x, t in zip(side.shape or (), total.shape or ())):
+            if not same or not all(same_axis(x, t) for x, t in zip(side.shape or (), total.shape or (), strict=False)):
                 raise Refuse(f"one side of the sum is {side.shape}, wanted {total.shape} as the other", side)
 
     def rewrite(
-        self, op: Any, a: ir.Value, b: ir.Value, scale: ir.Value, y: ir.Value,
-        bias: ir.Value | None = None, **_: Any,
+        self,
+        op: Any,
+        a: ir.Value,
+        b: ir.Value,
+        scale: ir.Value,
+        y: ir.Value,
+        bias: ir.Value | None = None,
+        **_: Any,
     ) -> Any:
         node = y.producer()
         assert node is not None
         out = op.SkipLayerNormalization(
-            a, b, scale, *([bias] if self._biased else []),
+            a,
+            b,
+            scale,
+            *([bias] if self._biased else []),
             epsilon=node.attributes.get_float("epsilon", 1e-5),
             _domain=CONTRIB,
             _outputs=4 if self._summed else 1,
         )
         return [out[0], out[3]] if self._summed else out
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         return {
             "a": Arg(("B", "S", 16)),
             "b": Arg(("B", "S", 16)),

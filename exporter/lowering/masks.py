@@ -39,9 +39,7 @@ def may_be_minus_inf(value: ir.Value | None) -> bool:
     return True
 
 
-def as_bias(
-    op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, clamp: bool = False
-) -> ir.Value:
+def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, clamp: bool = False) -> ir.Value:
     """The mask as a finite additive float.
 
     Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..fusion import Fusion
-from .attention import AttentionHeads, AttentionMaskExpand, AttentionPieces, AttentionScale
+from .attention import AttentionPieces
+from .attention_form import AttentionHeads, AttentionMaskExpand, AttentionScale, SwapLastAxes
 from .gelu import GeluErf, GeluTanh
 from .layer_norm import LayerNormPieces
 
@@ -11,6 +12,7 @@ RULES: tuple[type[Fusion], ...] = (
     GeluErf,
     GeluTanh,
     LayerNormPieces,
+    SwapLastAxes,
     AttentionPieces,
     AttentionScale,
     AttentionMaskExpand,

@@ -16,7 +16,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Fusion, NearMiss, Refuse, absorbing, rank, same_axis, scalar, static
+from ..fusion import (
+    Arg,
+    Example,
+    Fusion,
+    NearMiss,
+    Refuse,
+    absorbing,
+    axis_of,
+    rank,
+    same_axis,
+    scalar,
+    static,
+    transpose,
+)
 
 FILL_LIMIT = -1e4
 """A fill value above this leaves a masked key some weight; the additive form would then differ."""
@@ -56,9 +69,7 @@ class AttentionPieces(Fusion):
         self._mask = mask
         self._guarded = guarded
 
-    def pattern(
-        self, op: Any, q: Any, k_t: Any, v: Any, factor: Any, mask: Any, value: Any, zero: Any
-    ) -> Any:
+    def pattern(self, op: Any, q: Any, k_t: Any, v: Any, factor: Any, mask: Any, value: Any, zero: Any) -> Any:
         scores = op.MatMul(q, k_t, _outputs=["products"])
         if self._scale != "none":
             scores = op.Mul(scores, factor) if self._scale == "mul" else op.Div(scores, factor)
@@ -91,10 +102,9 @@ class AttentionPieces(Fusion):
             raise Refuse(f"Q, K^T and V have ranks {ranks}, wanted all 4 or all 3", q)
         for axis in range(len(q.shape or ()) - 2):
             for other, name in ((k_t, "K"), (v, "V")):
-                if not same_axis(_axis(q, axis), _axis(other, axis)):
+                if not same_axis(axis_of(q, axis), axis_of(other, axis)):
                     raise Refuse(
-                        f"axis {axis} of Q is {_axis(q, axis)}, of {name} {_axis(other, axis)}; "
-                        "wanted them equal",
+                        f"axis {axis} of Q is {axis_of(q, axis)}, of {name} {axis_of(other, axis)}; wanted them equal",
                         q,
                     )
         static(q, -1, "Q")
@@ -106,7 +116,7 @@ class AttentionPieces(Fusion):
         if self._scale != "none":
             self._factor(factor)
         if self._mask != "none":
-            _mask_axes(mask, (*list(q.shape or ())[:-1], _axis(k_t, -1)))
+            _mask_axes(mask, (*list(q.shape or ())[:-1], axis_of(k_t, -1)))
         if self._mask in ("fill", "keep"):
             found = scalar(value, "mask value")
             if found > FILL_LIMIT:
@@ -132,15 +142,10 @@ class AttentionPieces(Fusion):
         **_: Any,
     ) -> ir.Value:
         many = rank(q) == 4
-        attributes: dict[str, Any] = {
-            "scale": 1.0 if self._scale == "none" else self._factor(factor)
-        }
+        attributes: dict[str, Any] = {"scale": 1.0 if self._scale == "none" else self._factor(factor)}
         if not many:
             attributes |= {"q_num_heads": 1, "kv_num_heads": 1}
-        k = op.Transpose(k_t, perm=[0, 1, 3, 2] if many else [0, 2, 1])
-        k.dtype = k_t.dtype
-        if k_t.shape is not None:
-            k.shape = ir.Shape([*list(k_t.shape)[:-2], k_t.shape[-1], k_t.shape[-2]])
+        k = transpose(op, k_t, (0, 1, 3, 2) if many else (0, 2, 1))
         inputs = [q, k, v]
         if self._mask != "none":
             assert mask is not None
@@ -150,7 +155,7 @@ class AttentionPieces(Fusion):
             inputs.append(_aligned(op, bias, mask, rank(q) or 4))
         return op.Attention(*inputs, **attributes)
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         kind = "float32" if self._mask == "add" else "bool"
         return {
             "q": Arg(("B", 2, "S", 8)),
@@ -177,10 +182,6 @@ class AttentionPieces(Fusion):
         NearMiss("a mask with a batch of its own", "mask axis 0", {"mask": Arg(("M", 1, 1, "S"), "bool")}),
         NearMiss("keys shared by all heads", "axis 1 of Q is 2, of K 1", {"k_t": Arg(("B", 1, 8, "S"))}),
     )
-
-
-def _axis(value: ir.Value, axis: int) -> Any:
-    return value.shape[axis] if value.shape is not None else None
 
 
 def _mask_axes(mask: ir.Value | None, scores: tuple[Any, ...]) -> None:
@@ -224,188 +225,3 @@ def _aligned(op: Any, bias: ir.Value, mask: ir.Value, scores_rank: int) -> ir.Va
         shape.insert(axis, 1)
     widened.dtype, widened.shape = bias.dtype, ir.Shape(shape)
     return widened
-
-
-class AttentionScale(Fusion):
-    """``Attention(Q * c, K, V; scale=s)`` -> ``Attention(Q, K, V; scale=s c)``; likewise on K, or with Div."""
-
-    result = ("", "Attention")
-    meaning = "attention"
-    tolerance = 2e-6
-    variants = tuple(
-        {"side": side, "form": form, "masked": masked}
-        for side, form, masked in itertools.product("qk", ("mul", "div"), (False, True))
-    )
-    near_misses = (
-        NearMiss("a factor per channel", "scale has shape", {"factor": np.full(8, 0.5, np.float32)}),
-        NearMiss("a negative factor", "scale is -2", {"factor": np.array(-2, np.float32)}),
-    )
-
-    def __init__(self, side: str = "q", form: str = "mul", masked: bool = False) -> None:
-        super().__init__()
-        self._side = side
-        self._form = form
-        self._masked = masked
-
-    def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any, factor: Any) -> Any:
-        scaled = q if self._side == "q" else k
-        scaled = op.Mul(scaled, factor) if self._form == "mul" else op.Div(scaled, factor)
-        pair = (scaled, k) if self._side == "q" else (q, scaled)
-        rest = (mask,) if self._masked else ()
-        return op.Attention(*pair, v, *rest, _outputs=["y"])
-
-    def check(self, op: Any, factor: ir.Value, **_: Any) -> None:
-        found = scalar(factor, "scale")
-        if not (math.isfinite(found) and found > 0):
-            raise Refuse(f"scale is {found:g}, wanted a positive number", factor)
-
-    def rewrite(
-        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, factor: ir.Value, y: ir.Value,
-        mask: ir.Value | None = None,
-    ) -> ir.Value:
-        node = y.producer()
-        assert node is not None
-        found = scalar(factor, "scale")
-        attributes = {name: attr.value for name, attr in node.attributes.items()}
-        if "scale" not in attributes:
-            attributes["scale"] = head_size(node) ** -0.5
-        attributes["scale"] *= found if self._form == "mul" else 1 / found
-        return op.Attention(q, k, v, *([mask] if self._masked else []), **attributes)
-
-    def example(self) -> dict[str, Arg | np.ndarray]:
-        return {
-            "q": Arg(("B", 2, "S", 8)),
-            "k": Arg(("B", 2, "S", 8)),
-            "v": Arg(("B", 2, "S", 8)),
-            "mask": Arg(("B", 1, 1, "S"), "bool"),
-            "factor": np.array(0.5, np.float32),
-        }
-
-
-def head_size(node: ir.Node) -> int:
-    """The head size d_k of an Attention node's queries: (B, H, S, d_k) or (B, S, H * d_k)."""
-    q = node.inputs[0]
-    assert q is not None
-    width = static(q, -1, "Q")
-    return width if rank(q) == 4 else width // node.attributes.get_int("q_num_heads", 1)
-
-
-class AttentionHeads(Fusion):
-    """Heads split and merged around the node -> the node's own 3-D form.
-
-    ``Reshape(Transpose(Attention(heads(q), heads(k), heads(v))))`` -> ``Attention(q, k, v; q_num_heads=H,
-    kv_num_heads=H)`` with ``heads(x) = Transpose(Reshape(x, (B, S, H, d)), (0, 2, 1, 3))``.
-    """
-
-    result = ("", "Attention")
-    meaning = "attention"
-    variants = ({"masked": False}, {"masked": True})
-
-    def __init__(self, masked: bool = True) -> None:
-        super().__init__()
-        self._masked = masked
-
-    def pattern(
-        self, op: Any, q: Any, k: Any, v: Any, mask: Any, split_q: Any, split_k: Any, split_v: Any, merge: Any
-    ) -> Any:
-        q4 = op.Reshape(q, split_q, _outputs=["q4"])
-        k4 = op.Reshape(k, split_k, _outputs=["k4"])
-        v4 = op.Reshape(v, split_v, _outputs=["v4"])
-        heads = [op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q4, k4, v4)]
-        y = op.Attention(*heads, *([mask] if self._masked else []), _outputs=["y"])
-        return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), merge, _outputs=["merged"])
-
-    def check(
-        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, q4: ir.Value, k4: ir.Value, v4: ir.Value,
-        merged: ir.Value, **_: Any,
-    ) -> None:
-        heads = [_heads(a, b, name) for a, b, name in ((q, q4, "Q"), (k, k4, "K"), (v, v4, "V"))]
-        if len(set(heads)) != 1:
-            raise Refuse(f"Q, K and V have {heads} heads, wanted equal numbers", q)
-        if rank(merged) != 3 or merged.shape is None:
-            raise Refuse(f"heads are merged to rank {rank(merged)}, wanted (batch, sequence, d)", merged)
-        width = heads[0] * static(v4, -1, "V")
-        if merged.shape[-1] != width or not same_axis(merged.shape[0], _axis(q4, 0)):
-            raise Refuse(f"heads are merged to {merged.shape}, wanted [{_axis(q4, 0)}, sequence, {width}]", merged)
-
-    def rewrite(
-        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, q4: ir.Value, y: ir.Value,
-        mask: ir.Value | None = None, **_: Any,
-    ) -> ir.Value:
-        node = y.producer()
-        assert node is not None
-        attributes = {name: attr.value for name, attr in node.attributes.items()}
-        heads = static(q4, 2, "Q")
-        attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
-        return op.Attention(q, k, v, *([mask] if self._masked else []), **attributes)
-
-    def example(self) -> dict[str, Arg | np.ndarray]:
-        split, narrow = np.array([0, 0, 4, 8]), np.array([0, 0, 4, 2])
-        return {
-            "q": Arg(("B", "S", 32)),
-            "k": Arg(("B", "S", 32)),
-            "v": Arg(("B", "S", 8)),
-            "mask": Arg(("B", 1, 1, "S"), "bool"),
-            "split_q": split,
-            "split_k": split,
-            "split_v": narrow,
-            "merge": np.array([0, 0, 8]),
-        }
-
-    near_misses = (
-        NearMiss("fewer heads in K", "heads", {"split_k": np.array([0, 0, 2, 16])}),
-        NearMiss("heads merged per sample", "merged to rank 2", {"merge": np.array([0, -1])}),
-    )
-
-
-def _heads(whole: ir.Value, split: ir.Value, name: str) -> int:
-    """The head count of a reshape (B, S, H * d) -> (B, S, H, d)."""
-    if rank(whole) != 3 or rank(split) != 4:
-        raise Refuse(f"{name} is split from rank {rank(whole)} to {rank(split)}, wanted 3 to 4", whole)
-    for axis in (0, 1):
-        if not same_axis(_axis(whole, axis), _axis(split, axis)):
-            raise Refuse(
-                f"{name} axis {axis} is {_axis(whole, axis)} before and {_axis(split, axis)} after the heads "
-                "are split; wanted it unchanged",
-                whole,
-            )
-    heads, size = static(split, 2, name), static(split, 3, name)
-    if static(whole, -1, name) != heads * size:
-        raise Refuse(f"{name} has width {_axis(whole, -1)}, wanted {heads} heads of {size}", whole)
-    return heads
-
-
-class AttentionMaskExpand(Fusion):
-    """``Attention(q, k, v, Expand(mask, shape))`` -> ``Attention(q, k, v, mask)``: the node broadcasts itself."""
-
-    result = ("", "Attention")
-    meaning = "attention"
-    keeps_inner = True
-
-    def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any, shape: Any) -> Any:
-        return op.Attention(q, k, v, op.Expand(mask, shape, _outputs=["expanded"]), _outputs=["y"])
-
-    def check(self, op: Any, mask: ir.Value, expanded: ir.Value, **_: Any) -> None:
-        found, wanted = rank(mask), rank(expanded)
-        if found is None or found < 2 or (wanted is not None and wanted > 4) or found not in (wanted, 4, 2):
-            raise Refuse(f"mask of rank {found} is expanded to rank {wanted}, wanted 2 or 4 kept", mask)
-        if wanted == 3:
-            raise Refuse("a mask of rank 3 aligns with the heads, not with the batch", mask)
-
-    def rewrite(
-        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, y: ir.Value, **_: Any
-    ) -> ir.Value:
-        node = y.producer()
-        assert node is not None
-        return op.Attention(q, k, v, mask, **{name: attr.value for name, attr in node.attributes.items()})
-
-    def example(self) -> dict[str, Arg | np.ndarray]:
-        return {
-            "q": Arg(("B", 2, "S", 8)),
-            "k": Arg(("B", 2, "S", 8)),
-            "v": Arg(("B", 2, "S", 8)),
-            "mask": Arg(("B", 1, 1, "S"), "bool"),
-            "shape": np.array([1, 2, 1, 1]),
-        }
-
-    near_misses = (NearMiss("a vector per key", "mask of rank 1", {"mask": Arg(("S",), "bool")}),)

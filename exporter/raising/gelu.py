@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Fusion, NearMiss, expect
+from ..fusion import Arg, Example, Fusion, NearMiss, expect
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -45,10 +45,7 @@ class GeluErf(Fusion):
     meaning = "gelu"
     result = ("", "Gelu")
     places = 1
-    variants = tuple(
-        {"order": order, "divide": divide}
-        for order, divide in itertools.product(_ORDERS, (True, False))
-    )
+    variants = tuple({"order": order, "divide": divide} for order, divide in itertools.product(_ORDERS, (True, False)))
     near_misses = (
         NearMiss("erf of x", "divisor is 1,", {"root": _f32(1.0)}),
         NearMiss("divisor 1.702", "divisor is 1.702", {"root": _f32(1.702)}),
@@ -78,7 +75,7 @@ class GeluErf(Fusion):
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         return op.Gelu(x, approximate="none")
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         root = 1 / SQRT_HALF if self._divide else SQRT_HALF
         return {"x": Arg(("B", "S", 16), scale=3.0), "root": _f32(root), "half": _f32(0.5), "one": _f32(1)}
 
@@ -95,8 +92,7 @@ class GeluTanh(Fusion):
     tolerance = 2e-6
     places = 3
     variants = tuple(
-        {"order": order, "cube": cube}
-        for order, cube in itertools.product(_ORDERS, ("pow", "product", "factored"))
+        {"order": order, "cube": cube} for order, cube in itertools.product(_ORDERS, ("pow", "product", "factored"))
     )
     near_misses = (
         NearMiss("another cubic", "cubic coefficient is 0.05", {"cubic": _f32(0.05)}),
@@ -110,17 +106,12 @@ class GeluTanh(Fusion):
         self._order = order
         self._cube = cube
 
-    def pattern(
-        self, op: Any, x: Any, power: Any, cubic: Any, root: Any, half: Any, one: Any
-    ) -> Any:
+    def pattern(self, op: Any, x: Any, power: Any, cubic: Any, root: Any, half: Any, one: Any) -> Any:
         if self._cube == "factored":
             square = self.either(op.Mul, 1, op.Mul(x, cubic), x)
             inner = self.either(op.Mul, 2, op.Mul(x, root), op.Add(square, one))
         else:
-            if self._cube == "pow":
-                cube = op.Pow(x, power)
-            else:
-                cube = self.either(op.Mul, 1, op.Mul(x, x), x)
+            cube = op.Pow(x, power) if self._cube == "pow" else self.either(op.Mul, 1, op.Mul(x, x), x)
             inner = op.Mul(self.either(op.Add, 2, x, op.Mul(cube, cubic)), root)
         return _outer(self, op, self._order, x, op.Tanh(inner), half, one)
 
@@ -145,7 +136,7 @@ class GeluTanh(Fusion):
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         return op.Gelu(x, approximate="tanh")
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         return {
             "x": Arg(("B", "S", 16), scale=3.0),
             "power": _f32(3),

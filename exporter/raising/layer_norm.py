@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Fusion, NearMiss, Refuse, constant, expect, last_axis_only, scalar, static
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, expect, last_axis_only, scalar, static
 
 
 class LayerNormPieces(Fusion):
@@ -39,9 +39,7 @@ class LayerNormPieces(Fusion):
         self._square = square
         self._quotient = quotient
 
-    def pattern(
-        self, op: Any, x: Any, axes: Any, axes2: Any, two: Any, epsilon: Any, scale: Any, bias: Any
-    ) -> Any:
+    def pattern(self, op: Any, x: Any, axes: Any, axes2: Any, two: Any, epsilon: Any, scale: Any, bias: Any) -> Any:
         deviation = op.Sub(x, op.ReduceMean(x, axes, _outputs=["mean"]))
         squared = op.Pow(deviation, two) if self._square == "pow" else op.Mul(deviation, deviation)
         variance = op.ReduceMean(squared, axes2, _outputs=["variance"])
@@ -95,7 +93,7 @@ class LayerNormPieces(Fusion):
             inputs.append(_vector(op, bias, width, x))
         return op.LayerNormalization(*inputs, axis=-1, epsilon=scalar(epsilon, "epsilon"))
 
-    def example(self) -> dict[str, Arg | np.ndarray]:
+    def example(self) -> Example:
         width = 16
         return {
             "x": Arg(("B", "S", width)),

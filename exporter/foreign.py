@@ -1,0 +1,110 @@
+"""An ``.onnx`` file of anybody's -> a model that the pipeline takes, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+from onnxscript import version_converter
+
+from ..errors import SourceError
+from ..runtime.external import check_external_data
+from ..runtime.tensors import TensorSpec
+from .capture import OPSET
+from .metadata import restore_metadata
+from .sources import role_of
+from .versions import nodes
+
+__all__ = ["input_specs", "load", "to_canonical_opset"]
+
+
+def load(path: Path) -> ir.Model:
+    """Loads an ``.onnx`` file; external weights stay on disk until they are used.
+
+    Raises:
+        SourceError: There is no such file, or it is not ONNX.
+        BundleError: External data is missing, truncated or outside of the file's folder.
+    """
+    if not path.is_file():
+        raise SourceError(f"{path}: found {'a folder' if path.is_dir() else 'nothing'}, wanted an .onnx file")
+    try:
+        check_external_data(path)
+        model = ir.load(path)
+    except (google.protobuf.message.DecodeError, ValueError, TypeError, AttributeError) as error:
+        raise SourceError(f"{path}: not an ONNX file, or damaged") from error
+    if not model.graph.outputs:
+        raise SourceError(f"{path}: not an ONNX file, or damaged: it has no outputs")
+    newest = onnx.defs.onnx_opset_version()
+    found = model.opset_imports.get("", 0)
+    if found > newest:
+        raise SourceError(f"{path}: ai.onnx opset {found}, wanted at most {newest}; install a newer onnx")
+    restore_metadata(model)
+    return model
+
+
+def to_canonical_opset(model: ir.Model, name: str) -> None:
+    """Inlines functions, converts to the canonical opset and infers shapes, in place.
+
+    Raises:
+        SourceError: The model's opset cannot be converted.
+    """
+    if model.functions:
+        passes.InlinePass()(model)
+    found = model.opset_imports.get("", OPSET)
+    if found < OPSET:
+        try:
+            version_converter.convert_version(model, OPSET, fallback=True)
+        except Exception as error:  # noqa: BLE001 - the converter raises what it likes
+            raise SourceError(f"{name}: opset {found} cannot be converted to {OPSET}: {error}") from error
+    if model.opset_imports.get("", OPSET) != OPSET:
+        raise SourceError(f"{name}: opset {found}, wanted one that converts to {OPSET}")
+    passes.ShapeInferencePass(data_prop=True)(model)
+
+
+def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
+    """The inputs of a model, their roles judged by name, type and axes.
+
+    Integer inputs get a limit of the table they are looked up in, where that is a weight.
+
+    Raises:
+        SourceError: An input is no tensor of known rank and type.
+    """
+    initializers = set(model.graph.initializers)
+    specs: list[TensorSpec] = []
+    for value in model.graph.inputs:
+        if value.name is None or value.name in initializers:
+            continue
+        if value.dtype is None or value.shape is None:
+            raise SourceError(f"{name}: input {value.name} has no known type and rank, wanted a tensor")
+        axes = tuple(
+            axis if isinstance(axis, int) else str(axis.value or f"axis_{i}") for i, axis in enumerate(value.shape)
+        )
+        kind = str(value.dtype.numpy())
+        specs.append(TensorSpec(value.name, kind, axes, role_of(value.name, kind, axes), _limit(value)))
+    return tuple(specs)
+
+
+def _limit(value: ir.Value) -> int | None:
+    limits = [
+        node.inputs[0].shape[0]
+        for node, index in value.uses()
+        if node.op_type == "Gather"
+        and index == 1
+        and node.attributes.get_int("axis", 0) == 0
+        and node.inputs[0] is not None
+        and node.inputs[0].shape is not None
+        and len(node.inputs[0].shape) == 2
+    ]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def operators(model: ir.Model) -> dict[str, int]:
+    """How often each operator occurs, by ``domain::operator`` (bare for ai.onnx), most frequent first."""
+    counts: dict[str, int] = {}
+    for node in nodes(model):
+        key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        counts[key] = counts.get(key, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
