@@ -6,12 +6,18 @@ from collections import namedtuple
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
+from onnx_ir import to_proto
 
 from tfx.errors import InputError, SourceError
+from tfx.exporter import golden
+from tfx.exporter.capture import capture
 from tfx.exporter.sources import module, named_outputs, parse_input, reference, role_of
 from tfx.models.config import EncoderConfig
+from tfx.runtime.tensors import Case
 
 TINY: dict[str, Any] = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 32, "vocab_size": 50, "max_len": 20}
 
@@ -248,6 +254,14 @@ def test_an_example_gives_names_types_and_axes_whatever_its_sizes(folder):
     x, memory = module("factories:two_lengths").inputs
     assert x.shape == ("batch", "sequence", 4)
     assert memory.shape == ("batch", "memory_sequence", 4)
+
+
+def test_a02_an_example_of_one_row_and_one_token_gives_a_graph_for_any(folder):
+    source = module("factories:with_tuple")
+    graph = ReferenceEvaluator(to_proto(capture(source)))
+    for case in golden.record(source, [Case("a", 1, 1, "full"), Case("b", 4, 9, "full"), Case("c", 4, 1, "full")]):
+        for found, wanted in zip(graph.run(None, dict(case.inputs)), case.outputs.values(), strict=True):
+            assert np.abs(found - wanted).max() <= 1e-6
 
 
 def test_a_declared_input_takes_precedence_over_the_example(folder):
