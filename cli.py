@@ -109,12 +109,12 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
 @click.version_option(__version__, prog_name="tfx")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def main(debug: bool) -> None:
-    r"""Turn a PyTorch Transformer encoder into a verified, fast ONNX bundle.
+    """Turn a PyTorch Transformer encoder into a verified, fast ONNX bundle.
 
     \b
     Example:
       tfx export --d-model 768
       tfx verify
       tfx bench
-    """
+    """  # noqa: D301 - click's own mark for text that is not wrapped
     # `debug` is read from the context by LazyGroup.invoke.

@@ -57,7 +57,7 @@ def to_canonical_opset(model: ir.Model, name: str) -> None:
     if found < OPSET:
         try:
             version_converter.convert_version(model, OPSET, fallback=True)
-        except Exception as error:  # noqa: BLE001 - the converter raises what it likes
+        except Exception as error:  # The converter raises what it likes.
             raise SourceError(f"{name}: opset {found} cannot be converted to {OPSET}: {error}") from error
     if model.opset_imports.get("", OPSET) != OPSET:
         raise SourceError(f"{name}: opset {found}, wanted one that converts to {OPSET}")

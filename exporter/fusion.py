@@ -129,7 +129,8 @@ class Fusion(ops.RewriteRuleClassBase):
         places: How many places of ``pattern`` go through :meth:`either`, numbered from 0.
         near_misses: Subgraphs that must be refused.
         tolerance: Largest absolute difference between the fused and unfused graph (fp32).
-        meaning: What the replacement stands for, kept in the metadata of its last node.
+        meaning: What the replacement stands for.
+        marks: Whether the last node's metadata says so, because its operator does not.
         result: ``(domain, op_type)`` of the node that the rule is there to make.
         example_opset: ai.onnx opset of the example graph.
         result_opset: The lowest ai.onnx opset in which the replacement is valid.
@@ -142,6 +143,7 @@ class Fusion(ops.RewriteRuleClassBase):
     near_misses: ClassVar[Sequence[NearMiss]] = ()
     tolerance: ClassVar[float] = 1e-6
     meaning: ClassVar[str | None] = None
+    marks: ClassVar[bool] = False
     result: ClassVar[tuple[str, str]]
     example_opset: ClassVar[int] = 23
     result_opset: ClassVar[int] = 23
@@ -278,7 +280,7 @@ def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.Rewri
     def rewrite(op: Any, **bindings: Any) -> Any:
         outputs = rule.rewrite(op, **bindings)
         last = outputs[0] if isinstance(outputs, Sequence) else outputs
-        if rule.meaning is not None:
+        if rule.marks and rule.meaning:
             last.producer().metadata_props[MEANING] = rule.meaning
         return outputs
 

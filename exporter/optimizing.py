@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,8 +83,8 @@ def optimize_file(
             parity.check()
             data = Path(folder) / (out.name + DATA_SUFFIX)
             if data.exists():
-                os.replace(data, out.with_name(data.name))
-            os.replace(written, out)
+                data.replace(out.with_name(data.name))
+            written.replace(out)
     except OSError as error:
         raise BundleError(f"{out}: cannot be written: {error.strerror}") from error
     return {

@@ -151,6 +151,7 @@ class AttentionPrimitives(_Lowering):
     """``Attention(q, k, v, mask)`` -> ``MatMul(Softmax(MatMul(q, k^T) * scale + bias), v)``."""
 
     result = ("", "Softmax")
+    marks = True
     result_opset = 17
     near_misses = _NEAR_MISSES
 

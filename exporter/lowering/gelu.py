@@ -109,6 +109,7 @@ class GeluErfPrimitives(_Unbiased):
     """``Gelu(x)`` -> ``x * 0.5 * (1 + erf(x * sqrt(1/2)))``."""
 
     result = ("", "Erf")
+    marks = True
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         erf = op.Erf(op.Mul(x, _number(op, x, SQRT_HALF)))
@@ -120,6 +121,7 @@ class GeluTanhPrimitives(_Unbiased):
 
     approximate = "tanh"
     result = ("", "Tanh")
+    marks = True
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         cube = op.Mul(op.Mul(x, x), x)

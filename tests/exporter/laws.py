@@ -13,7 +13,7 @@ import onnx_ir.passes.common as passes
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from tfx.exporter.fusion import Arg, Fusion, GraphWriter
+from tfx.exporter.fusion import Arg, Derived, Fusion, GraphWriter
 
 SHAPES = [(batch, sequence) for batch in (1, 3) for sequence in (1, 7, 33)]
 
@@ -28,10 +28,13 @@ def build(
     """The unfused graph of a rule: its own ``pattern`` run with a graph builder."""
     names = list(inspect.signature(rule.pattern).parameters)[1:]
     arguments = {**rule.example(), **(replace or {})}
-    values: dict[str, ir.Value] = {}
-    for name in names:
-        given = arguments.get(name)
-        if isinstance(given, Arg):
+    values: dict[str, Any] = {}
+    before = GraphWriter()
+    # What is computed comes after what it is computed from.
+    for name, given in sorted(arguments.items(), key=lambda item: isinstance(item[1], Derived)):
+        if isinstance(given, Derived):
+            values[name] = given.write(before, values)
+        elif isinstance(given, Arg):
             kind = ir.DataType.from_numpy(np.dtype(given.dtype))
             values[name] = ir.val(name, kind, ir.Shape(given.shape))
             values[name].meta["scale"] = given.scale
@@ -41,13 +44,16 @@ def build(
     bound = {name: values.get(name) for name in names}
     outputs = writer(op, **bound) if writer else rule.pattern(op, *bound.values())
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-    used = {value for node in op.nodes for value in node.inputs}
+    for index, node in enumerate(before.nodes):
+        node.name = f"before_{index}"
+    nodes = [*before.nodes, *op.nodes]
+    used = {value for node in nodes for value in node.inputs}
     inputs = [v for n, v in values.items() if v in used and isinstance(arguments[n], Arg)]
-    constants = [v for n, v in values.items() if v in used and not isinstance(arguments[n], Arg)]
+    constants = [v for n, v in values.items() if v in used and isinstance(arguments[n], np.ndarray)]
     for index, value in enumerate(outputs):
         value.name = f"y{index}"
     graph = ir.Graph(
-        inputs, outputs, nodes=op.nodes, initializers=constants,
+        inputs, outputs, nodes=nodes, initializers=constants,
         opset_imports={"": rule.example_opset, "com.microsoft": 1}, name="unfused",
     )  # fmt: skip
     model = ir.Model(graph, ir_version=10)
@@ -73,9 +79,7 @@ def runner(model: ir.Model) -> Runner:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, dict(feeds))
 
 
