@@ -30,6 +30,7 @@ from .fusion import ORIGIN
 from .metadata import keep_origins
 from .probe import first_line, inference
 from .sources import Source
+from .tidy import tidy
 
 __all__ = ["OPSET", "bounded", "capture"]
 
@@ -69,7 +70,8 @@ def capture(source: Source) -> ir.Model:
         symbols = _symbols(program, source)
         limit = _limit(program, symbols, source)
         try:
-            exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, optimize=True, verbose=False)
+            # Not torch's own optimization: it takes an epsilon of 1e-12 for zero and drops the addition.
+            exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, optimize=False, verbose=False)
         except MemoryError:
             raise
         except Exception as error:
@@ -87,6 +89,7 @@ def capture(source: Source) -> ir.Model:
     for node in model.graph.all_nodes():
         if path := node.metadata_props.pop(ORIGIN, "").removeprefix(prefix).strip("."):
             node.metadata_props[ORIGIN] = path
+    tidy(model)
     _store_weights_once(model)
     _check_domains(model, source.name)
     if limit is not None:

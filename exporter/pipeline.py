@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
-import onnxscript.optimizer
-from onnxscript.rewriter.pattern import RewriteRuleSet
-from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
 
 from ..errors import CountError
 from . import fusion, raising
@@ -17,6 +14,7 @@ from .fusion import Fusion, Refusal
 from .lowering import rules_for
 from .metadata import count, keep_origins, settle_metadata
 from .targets import Target
+from .tidy import merge_transposes, tidy
 from .versions import nodes, settle
 
 
@@ -35,34 +33,13 @@ class Report:
     refusals: list[Refusal] = dataclasses.field(default_factory=list)
 
 
-def tidy(model: ir.Model) -> None:
-    """Folds constants, merges equal nodes and weights, and drops what nothing uses, in place."""
-    onnxscript.optimizer.fold_constants(
-        model, onnx_shape_inference=False, input_size_limit=1024, output_size_limit=1024
-    )
-    _merge_transposes(model)
-    ir.passes.Sequential(
-        passes.LiftConstantsToInitializersPass(size_limit=0),
-        passes.IdentityEliminationPass(),
-        passes.DeduplicateInitializersPass(size_limit=1024),
-        passes.CommonSubexpressionEliminationPass(),
-        passes.RemoveUnusedNodesPass(),
-        passes.RemoveUnusedFunctionsPass(),
-    )(model)
-
-
-def _merge_transposes(model: ir.Model) -> None:
-    RewriteRuleSet([transpose_transpose_rule, no_op_transpose_rule]).apply_to_model(model)
-    passes.IdentityEliminationPass()(model)
-
-
 def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None:
     refused: list[tuple[ir.Node, Refusal]] = []
     for rule in rules:
         fired = fusion.apply(rule, model, refused)
         if fired:
             report.fired[rule.id()] = report.fired.get(rule.id(), 0) + fired
-            _merge_transposes(model)  # Rules hand Transposes to each other; a later one wants them whole.
+            merge_transposes(model)  # Rules hand Transposes to each other; a later one wants them whole.
             passes.TopologicalSortPass()(model)
     # A node that another rule replaced after all was not left alone.
     seen = {(each.rule, each.where) for each in report.refusals}

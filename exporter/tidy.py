@@ -1,0 +1,56 @@
+"""Cleanup between the steps, with the passes of onnx_ir and onnxscript."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxscript.optimizer
+from onnxscript.rewriter.pattern import RewriteRuleSet
+from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
+
+__all__ = ["merge_transposes", "tidy"]
+
+_SMALL = 1024
+"""Constants up to this many elements are folded and merged; weights are neither computed nor compared."""
+
+
+def tidy(model: ir.Model) -> None:
+    """Folds constants, merges equal nodes and small constants, and drops what nothing uses, in place."""
+    names = [value.name for value in model.graph.outputs]
+    # One Transpose per weight first, so that a layer that is applied six times is folded once.
+    passes.CommonSubexpressionEliminationPass()(model)
+    onnxscript.optimizer.fold_constants(
+        model,
+        onnx_shape_inference=False,
+        input_size_limit=_SMALL,
+        output_size_limit=_SMALL,
+        should_fold=_transposed_weight,
+    )
+    merge_transposes(model)
+    ir.passes.Sequential(
+        passes.LiftConstantsToInitializersPass(size_limit=0),
+        passes.IdentityEliminationPass(),
+        passes.DeduplicateInitializersPass(size_limit=_SMALL),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedFunctionsPass(),
+        passes.OutputFixPass(),  # outputs that have become one value are told apart again
+    )(model)
+    for value, name in zip(model.graph.outputs, names, strict=True):
+        value.name = name
+
+
+def merge_transposes(model: ir.Model) -> None:
+    """Merges Transposes that follow each other and drops those that do nothing, in place."""
+    RewriteRuleSet([transpose_transpose_rule, no_op_transpose_rule]).apply_to_model(model)
+    passes.IdentityEliminationPass()(model)
+
+
+def _transposed_weight(node: ir.Node) -> bool | None:
+    """Fold a weight's transpose whatever its size, unless the weight is used as it is too (a tied embedding)."""
+    if node.op_type != "Transpose" or node.domain:
+        return None
+    weight = node.inputs[0]
+    if weight is None or weight.const_value is None or weight.is_graph_output():
+        return None
+    return len(weight.uses()) == 1
