@@ -203,7 +203,7 @@ def _source(
         return lambda: sources.module(factory, inputs, list(outputs) or None)
     from ..models.config import EncoderConfig
 
-    made = EncoderConfig(**config, pooling=pooling or "none", normalize=bool(normalize))
+    made = EncoderConfig(**{**config, "pooling": pooling or "none", "normalize": bool(normalize)})
     return lambda: sources.reference(made, seed)
 
 

@@ -103,7 +103,7 @@ def count(model: ir.Model) -> dict[str, int]:
     Returns:
         ``{"attention": n, "layer_norm": n, "rms_norm": n, "gelu": n, "rotary": n}``.
     """
-    counts = dict.fromkeys(COUNTED, 0)
+    counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
     for node in nodes(model):
         meaning = CANONICAL.get(node.op_identifier()[:2]) or node.metadata_props.get(MEANING)
         if meaning in counts:

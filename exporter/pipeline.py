@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -97,7 +97,7 @@ def optimize(model: ir.Model, target: Target, *, opset: int | None = None) -> Re
     return report
 
 
-def check_counts(found: dict[str, int], expected: dict[str, int]) -> None:
+def check_counts(found: Mapping[str, int], expected: Mapping[str, int]) -> None:
     """Compares canonical counts with the ones a model is known to have.
 
     Raises:

@@ -8,7 +8,7 @@ inputs and outputs, and admits its element types (ONNX operator schemas, ``onnx.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx.helper
@@ -51,27 +51,20 @@ def _valid(node: ir.Node, version: int) -> bool:
     )
 
 
-def _typed(values: Iterable[ir.Value | None], formals: object, schema: onnx.defs.OpSchema) -> bool:
-    formals = list(formals)  # pyright: ignore[reportArgumentType]
+def _typed(
+    values: Iterable[ir.Value | None],
+    formals: Sequence[onnx.defs.OpSchema.FormalParameter],
+    schema: onnx.defs.OpSchema,
+) -> bool:
     allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
     for index, value in enumerate(values):
         if value is None or value.dtype is None or not formals:
             continue
         formal = formals[min(index, len(formals) - 1)]
-        kind = f"tensor({_type_name(value.dtype)})"
+        kind = f"tensor({value.dtype.name.lower()})"
         if kind not in allowed.get(formal.type_str, {formal.type_str}):
             return False
     return True
-
-
-def _type_name(dtype: ir.DataType) -> str:
-    return (
-        {"float32": "float", "float64": "double"}.get(
-            str(dtype.numpy()) if dtype != ir.DataType.BFLOAT16 else "bfloat16", str(dtype).lower()
-        )
-        if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-        else str(dtype).lower()
-    )
 
 
 def nodes(model: ir.Model) -> Iterator[ir.Node]:

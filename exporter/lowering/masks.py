@@ -10,33 +10,53 @@ import onnx_ir as ir
 
 from ..fusion import absorbing, rank, same_axis
 
-_THROUGH = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Identity", "Slice", "Gather", "Neg"})
-_EITHER = frozenset({"Add", "Sub", "Mul", "Min"})
+_THROUGH = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Identity", "Slice", "Gather"})
+
+Interval = tuple[float, float]
+
+_UNKNOWN: Interval = (-math.inf, math.inf)
 
 
-def may_be_minus_inf(value: ir.Value | None) -> bool:
-    """Whether a float mask can hold -inf: false only where the graph proves that it cannot."""
+def may_be_minus_inf(mask: ir.Value) -> bool:
+    """Whether a float mask can hold -inf: false only where the graph shows that it cannot.
+
+    Integers and booleans that a mask is made of are taken for 0 or 1.
+    """
+    kind = (mask.dtype or ir.DataType.FLOAT).numpy()
+    return not _interval(mask)[0] >= float(np.finfo(kind).min)  # NaN is unknown too
+
+
+def _interval(value: ir.Value | None) -> Interval:
+    """Bounds of a value's elements, by interval arithmetic on the nodes that masks are made of."""
     if value is None:
-        return False
+        return _UNKNOWN
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is not None and not value.is_graph_input():
-        return not bool(np.isfinite(tensor.numpy()).all())
+        array = tensor.numpy()
+        return (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    if value.dtype is not None and not value.dtype.is_floating_point():
+        return 0.0, 1.0
     node = value.producer()
     if node is None or node.domain:
-        return True
-    if node.op_type == "Cast":
-        kind = node.inputs[0].dtype if node.inputs[0] is not None else None
-        whole = kind is not None and not kind.is_floating_point()
-        return not whole and may_be_minus_inf(node.inputs[0])
+        return _UNKNOWN
+    if node.op_type in _THROUGH or node.op_type == "Cast":
+        return _interval(node.inputs[0])
+    bounds = [_interval(each) for each in node.inputs]
     if node.op_type == "Where":
-        return any(may_be_minus_inf(branch) for branch in node.inputs[1:])
-    if node.op_type == "Max":
-        return all(may_be_minus_inf(each) for each in node.inputs)
-    if node.op_type in _THROUGH:
-        return may_be_minus_inf(node.inputs[0])
-    if node.op_type in _EITHER:
-        return any(may_be_minus_inf(each) for each in node.inputs)
-    return True
+        return min(low for low, _ in bounds[1:]), max(high for _, high in bounds[1:])
+    if node.op_type in ("Max", "Min"):
+        pick = max if node.op_type == "Max" else min
+        return pick(low for low, _ in bounds), pick(high for _, high in bounds)
+    if node.op_type == "Neg":
+        return -bounds[0][1], -bounds[0][0]
+    if node.op_type == "Add":
+        return bounds[0][0] + bounds[1][0], bounds[0][1] + bounds[1][1]
+    if node.op_type == "Sub":
+        return bounds[0][0] - bounds[1][1], bounds[0][1] - bounds[1][0]
+    if node.op_type == "Mul":
+        products = [a * b for a in bounds[0] for b in bounds[1]]
+        return _UNKNOWN if any(math.isnan(each) for each in products) else (min(products), max(products))
+    return _UNKNOWN
 
 
 def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, clamp: bool = False) -> ir.Value:

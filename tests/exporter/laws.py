@@ -28,7 +28,7 @@ def build(
     """The unfused graph of a rule: its own ``pattern`` run with a graph builder."""
     names = list(inspect.signature(rule.pattern).parameters)[1:]
     arguments = {**rule.example(), **(replace or {})}
-    values: dict[str, Any] = {}
+    values: dict[str, ir.Value] = {}
     before = GraphWriter()
     # What is computed comes after what it is computed from.
     for name, given in sorted(arguments.items(), key=lambda item: isinstance(item[1], Derived)):
@@ -48,8 +48,8 @@ def build(
         node.name = f"before_{index}"
     nodes = [*before.nodes, *op.nodes]
     used = {value for node in nodes for value in node.inputs}
-    inputs = [v for n, v in values.items() if v in used and isinstance(arguments[n], Arg)]
-    constants = [v for n, v in values.items() if v in used and isinstance(arguments[n], np.ndarray)]
+    inputs = [v for n, v in values.items() if v and v in used and isinstance(arguments[n], Arg)]
+    constants = [v for n, v in values.items() if v and v in used and isinstance(arguments[n], np.ndarray)]
     for index, value in enumerate(outputs):
         value.name = f"y{index}"
     graph = ir.Graph(
@@ -62,7 +62,7 @@ def build(
     return model
 
 
-Runner = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+Runner = Callable[[Mapping[str, np.ndarray]], list[Any]]
 
 
 def runner(model: ir.Model) -> Runner:
@@ -74,13 +74,13 @@ def runner(model: ir.Model) -> Runner:
     proto = ir.to_proto(model)
     if any(n.op_type == "Attention" and not n.domain for n in model.graph):
         evaluator = ReferenceEvaluator(proto)
-        return lambda feeds: evaluator.run(None, dict(feeds))
+        return lambda feeds: list(evaluator.run(None, dict(feeds)))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda feeds: session.run(None, dict(feeds))
+    return lambda feeds: list(session.run(None, dict(feeds)))
 
 
 def feeds(model: ir.Model, batch: int, sequence: int, seed: int = 0) -> dict[str, np.ndarray]:

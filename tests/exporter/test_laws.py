@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -56,7 +57,7 @@ def test_every_rule_has_near_misses_and_a_formula() -> None:
 @pytest.mark.parametrize("swap", [False, True], ids=["as_written", "operands_swapped"])
 @pytest.mark.parametrize(("rule", "options"), CASES)
 def test_fires_once_changes_no_number_and_is_idempotent(
-    rule: type[Fusion], options: dict[str, object], swap: bool
+    rule: type[Fusion], options: dict[str, Any], swap: bool
 ) -> None:
     unfused = laws.build(rule(**options), swap=swap)
     laws.check(unfused)
@@ -106,7 +107,7 @@ def test_refuses_near_misses_with_the_reason(rule: type[Fusion], miss: NearMiss)
 
 
 @pytest.mark.parametrize(("rule", "options"), CASES)
-def test_inner_values_that_are_needed_elsewhere_survive(rule: type[Fusion], options: dict[str, object]) -> None:
+def test_inner_values_that_are_needed_elsewhere_survive(rule: type[Fusion], options: dict[str, Any]) -> None:
     nodes = len(list(laws.build(rule(**options)).graph))
     for index in range(nodes - 1):
         unfused, fused = (laws.build(rule(**options)) for _ in range(2))
