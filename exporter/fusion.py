@@ -36,6 +36,9 @@ MEANING = "tfx.meaning"
 """Node metadata: what a lowered node stands for: ``attention``, ``layer_norm``, ``gelu`` ..."""
 
 
+NEEDED_ELSEWHERE = "an inner value is a graph output or feeds another node"
+"""The reason when a whole pattern matches but its inside cannot be removed."""
+
 COMMUTATIVE = frozenset({"Add", "Mul"})
 
 
@@ -268,7 +271,7 @@ def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.Rewri
         def match(self, model: Any, graph: Any, node: ir.Node, **options: Any) -> MatchResult:
             result = super().match(model, graph, node, **options)
             if not result and result.reason.startswith("Matched nodes have other uses"):
-                refuse(node, "an inner value is a graph output or feeds another node")
+                refuse(node, NEEDED_ELSEWHERE)
             return result
 
     def check(context: MatchContext, **bindings: Any) -> MatchResult:

@@ -43,6 +43,8 @@ def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None
             passes.TopologicalSortPass()(model)
     # A node that another rule replaced after all was not left alone.
     seen = {(each.rule, each.where) for each in report.refusals}
+    # One variant may stop at an inner value that another one keeps; then that one's guard knows more.
+    refused.sort(key=lambda each: each[1].reason == fusion.NEEDED_ELSEWHERE)
     for node, refusal in refused:
         if node.graph is not None and (refusal.rule, refusal.where) not in seen:
             seen.add((refusal.rule, refusal.where))
