@@ -32,7 +32,7 @@ from .probe import first_line, inference
 from .sources import Source
 from .tidy import tidy
 
-__all__ = ["OPSET", "bounded", "capture"]
+__all__ = ["OPSET", "Positional", "bounded", "capture", "dynamic_axes", "quiet"]
 
 OPSET = 23
 """The first opset with Attention, RMSNormalization and RotaryEmbedding."""
@@ -58,11 +58,11 @@ def capture(source: Source) -> ir.Model:
     if shapes["sequence"] < 2:
         raise SourceError(f"{source.name}: takes sequences of {source.max_length}, wanted at least 2 to trace")
     tensors = tuple(torch.from_numpy(array) for array in feeds.values())
-    bound = _Positional(source)
-    with inference(source.module), _quiet():
+    bound = Positional(source)
+    with inference(source.module), quiet():
         names = list(source.call(dict(zip(feeds, tensors, strict=True))))
         try:
-            program = torch.export.export(bound, tensors, dynamic_shapes=(_dynamic(source.inputs),), strict=False)
+            program = torch.export.export(bound, tensors, dynamic_shapes=(dynamic_axes(source.inputs),), strict=False)
         except MemoryError:
             raise
         except Exception as error:
@@ -107,7 +107,7 @@ def bounded(source: Source, model: ir.Model) -> Source:
     return replace(source, max_length=min(lengths, default=None))
 
 
-class _Positional(nn.Module):
+class Positional(nn.Module):
     """Gives a module its inputs by keyword, and returns its tensors in the order of the wanted names."""
 
     def __init__(self, source: Source) -> None:
@@ -117,6 +117,7 @@ class _Positional(nn.Module):
         self._names = [spec.name for spec in source.inputs]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Take the inputs in the source's order, return the outputs in theirs."""
         return tuple(self._source.call(dict(zip(self._names, tensors, strict=True))).values())
 
 
@@ -137,7 +138,7 @@ class _WithoutGraphs:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch's advice from the user; errors still raise."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     loggers += [
@@ -159,7 +160,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _dynamic(inputs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
+def dynamic_axes(inputs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
+    """Return torch.export's mark for every named axis, one mapping per input."""
     return tuple(
         {i: torch.export.Dim.AUTO for i, axis in enumerate(spec.shape) if isinstance(axis, str)} for spec in inputs
     )

@@ -48,7 +48,8 @@ class Source:
         tokenizer: {file, max_length}, None without one.
         files: copied into the bundle under their own names.
         output_names: wanted outputs in their order, None for all that the module returns.
-        notes: choices worth reporting, such as the attention implementation.
+        notes: what makes it again (config and seed of the reference encoder), or choices worth reporting, such as
+            the attention implementation.
     """
 
     module: nn.Module
@@ -63,7 +64,7 @@ class Source:
     tokenizer: Mapping[str, Any] | None = None
     files: tuple[Path, ...] = ()
     output_names: tuple[str, ...] | None = None
-    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def call(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Call the module by keyword.
@@ -126,7 +127,7 @@ def reference(config: EncoderConfig, seed: int = 0) -> Source:
         encoder = Encoder(config).eval()
     ids = TensorSpec("input_ids", "int64", ("batch", "sequence"), "token_ids", config.vocab_size)
     mask = TensorSpec("attention_mask", "int64", ("batch", "sequence"), "attention_mask", 2)
-    identity = json.dumps({"config": dataclasses.asdict(config), "seed": seed}, sort_keys=True)
+    recipe = {"config": config.to_json(), "seed": seed}
     pooling = None
     if config.pooling != "none":
         pooling = {"mode": config.pooling, "normalize": config.normalize, "output": "sentence_embedding"}
@@ -135,7 +136,7 @@ def reference(config: EncoderConfig, seed: int = 0) -> Source:
         inputs=(ids, mask),
         kind="reference",
         name=f"encoder-d{config.d_model}-h{config.heads}-l{config.layers}",
-        sha256=hashlib.sha256(identity.encode()).hexdigest(),
+        sha256=hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest(),
         expected={
             "attention": config.layers,
             "gelu": 0 if config.activation == "relu" else config.layers,
@@ -145,6 +146,7 @@ def reference(config: EncoderConfig, seed: int = 0) -> Source:
         pad_id=config.pad_id,
         pooling=pooling,
         output_names=("last_hidden_state",) + (() if pooling is None else (pooling["output"],)),
+        notes=recipe,
     )
 
 

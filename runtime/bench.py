@@ -38,6 +38,8 @@ class BenchPlan:
         rounds: timed calls per shape, None to go by ``seconds``.
         seconds: time per shape.
         engines: what to time beside the bundle; names out of ``bench_worker.ENGINES``.
+        source: what the bundle was made of, for these engines: a checkpoint's folder or pkg.mod:factory; None for a
+            reference encoder.
     """
 
     batches: Sequence[int] = (1, 8)
@@ -48,6 +50,7 @@ class BenchPlan:
     rounds: int | None = None
     seconds: float = 2.0
     engines: Sequence[str] = ()
+    source: str | None = None
 
     def shapes(self, max_length: int | None) -> list[tuple[int, int]]:
         """Return (batch, sequence) pairs, each once.
@@ -98,6 +101,8 @@ def bench(
     for name in names:
         if name not in ENGINES:
             raise InputError(f'engine: found "{name}", wanted one of {", ".join(ENGINES)}')
+    if plan.source is not None and len(names) == 1:
+        raise InputError(f"source: found {plan.source}, but no engine to compare with that needs it")
     total = len(names) * len(shapes)
     done = 0
     engines: list[dict[str, Any]] = []
@@ -105,6 +110,7 @@ def bench(
         request = {
             "engine": name,
             "bundle": str(opened.path),
+            "source": plan.source,
             "provider": plan.provider,
             "threads": threads,
             "shapes": shapes,

@@ -2,15 +2,16 @@
 
 Started by ``bench`` as ``python -m tfx.runtime.bench_worker``. Reads one JSON object from stdin::
 
-    {"engine": "tfx", "bundle": "/path", "provider": "cpu", "threads": 2, "shapes": [[1, 16]],
+    {"engine": "tfx", "bundle": "/path", "source": null, "provider": "cpu", "threads": 2, "shapes": [[1, 16]],
      "warmup": 3, "rounds": null, "seconds": 2.0}
 
 and writes one JSON object per line to stdout: ``{"progress": [1, 16]}`` before each shape, at the end either
 ``{"result": {...}}`` or ``{"error": {"kind": "ParityError", "message": "..."}}``. Whatever libraries print goes to
 stderr.
 
-An engine is a function ``make_runner(bundle, provider, threads) -> Runner`` in the module that ``ENGINES`` names,
-imported only when it is asked for.
+An engine is a function ``make_runner(bundle, provider, threads, source) -> Runner`` in the module that ``ENGINES``
+names, imported only when it is asked for. ``source`` is where the torch module comes from that the bundle was made of,
+for engines that need it: a checkpoint's folder or pkg.mod:factory, None when the bundle's manifest says enough.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import numpy as np
 from ..errors import CheckError, DependencyError, InputError, TfxError
 from .bundle import Bundle
 from .doctor import peak_rss_mb
-from .parity import Tolerance, verify
+from .parity import ParityReport, Tolerance, verify
 from .session import Session
-from .tensors import make_feeds
+from .tensors import TensorSpec, make_feeds
 
-__all__ = ["ENGINES", "Runner", "main", "make_runner", "measure"]
+__all__ = ["ENGINES", "Runner", "checked_engine", "main", "make_runner", "measure"]
 
 ENGINES: Mapping[str, str] = {
     "tfx": "tfx.runtime.bench_worker",
@@ -72,8 +73,9 @@ class _BundleRunner:
         return self._session.run(feeds)
 
 
-def make_runner(bundle: Bundle, provider: str, threads: int) -> Runner:
-    """Make the engine ``tfx``."""
+def make_runner(bundle: Bundle, provider: str, threads: int, source: str | None = None) -> Runner:
+    """Make the engine ``tfx``, which needs no source."""
+    del source
     return _BundleRunner(bundle, provider, threads)
 
 
@@ -93,16 +95,11 @@ def measure(request: Mapping[str, Any], progress: Callable[[tuple[int, int]], No
         ParityError: outputs differ from the golden; nothing is timed.
         TfxError: the bundle, the provider or the engine cannot be used.
     """
-    bundle = Bundle.open(request["bundle"])
-    manifest = bundle.manifest
-    runner = _engine(request["engine"])(bundle, request["provider"], request["threads"])
-    tolerance = Tolerance(manifest.tolerance["max_abs"], manifest.tolerance["min_cosine"])
-    report = verify(runner.run, bundle.golden(), tolerance, inputs=manifest.inputs, outputs=manifest.outputs)
-    report.check()
+    runner, inputs, report = checked_engine(request)
     results = []
     for batch, sequence in request["shapes"]:
         progress((batch, sequence))
-        feeds = make_feeds(manifest.inputs, batch=batch, sequence=sequence)
+        feeds = make_feeds(inputs, batch=batch, sequence=sequence)
         times = _time(lambda feeds=feeds: runner.run(feeds), request)
         p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
         results.append(
@@ -130,7 +127,26 @@ def measure(request: Mapping[str, Any], progress: Callable[[tuple[int, int]], No
     }
 
 
-def _engine(name: str) -> Callable[[Bundle, str, int], Runner]:
+def checked_engine(request: Mapping[str, Any]) -> tuple[Runner, tuple[TensorSpec, ...], ParityReport]:
+    """Make a request's engine and compare its outputs with the golden.
+
+    Returns:
+        The engine, its inputs and the report.
+
+    Raises:
+        ParityError: outputs differ from the golden.
+        TfxError: the bundle, the provider or the engine cannot be used.
+    """
+    bundle = Bundle.open(request["bundle"])
+    manifest = bundle.manifest
+    runner = _engine(request["engine"])(bundle, request["provider"], request["threads"], request.get("source"))
+    tolerance = Tolerance(manifest.tolerance["max_abs"], manifest.tolerance["min_cosine"])
+    report = verify(runner.run, bundle.golden(), tolerance, inputs=manifest.inputs, outputs=manifest.outputs)
+    report.check()
+    return runner, manifest.inputs, report
+
+
+def _engine(name: str) -> Callable[[Bundle, str, int, str | None], Runner]:
     try:
         module = importlib.import_module(ENGINES[name])
     except ModuleNotFoundError as error:

@@ -169,6 +169,7 @@ def verify(
 @click.option(
     "--compare", "engines", multiple=True, type=click.Choice(["torch", "onnxruntime"]), help="Time this engine too."
 )
+@click.option("--source", help="What the bundle was made of, for --compare: a checkpoint's folder or pkg.mod:factory.")
 @_options("json")
 def bench(
     bundle: Path,
@@ -180,21 +181,24 @@ def bench(
     rounds: int | None,
     seconds: float,
     engines: tuple[str, ...],
+    source: str | None,
     as_json: bool,
 ) -> None:
     """Time a bundle: latency, tokens per second, memory.
 
     BUNDLE is the folder to time, tfx-model when it is not given. Outputs are checked before anything is timed.
+    --compare runs torch eager, or onnxruntime on a plain torch.onnx export; a checkpoint or module needs --source then.
 
     \b
     Example:
       tfx bench
       tfx bench my-model --batch 1,32 --seq 64 --threads 4 --json
+      tfx bench --compare torch --compare onnxruntime
     """  # noqa: D301 - click wants the backspace character
     from .bench import BenchPlan
     from .bench import bench as measure
 
-    plan = BenchPlan(batch, seq, provider, threads, warmup, rounds, seconds, engines)
+    plan = BenchPlan(batch, seq, provider, threads, warmup, rounds, seconds, engines, source)
     with show.bar() as advance:
         found = measure(
             bundle, plan, lambda engine, shape, done, total: advance(f"{engine} {shape[0]}x{shape[1]}", done, total)

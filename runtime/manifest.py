@@ -4,7 +4,7 @@
 key         value
 ==========  ==========================================================================================
 format      1
-source      {kind, name, sha256}: what was exported
+source      {kind, name, sha256, notes}: what was exported; a reference encoder's notes hold its config and seed
 inputs      [{name, dtype, shape, role, limit}]: an axis is a size or a name; ``limit`` bounds integer values
 outputs     [{name, dtype, shape}]
 max_length  longest sequence in tokens, or null
