@@ -15,6 +15,7 @@ DEMO := build/demo-model
 .PHONY: demo test lint types unit format clean
 
 demo: $(VENV)/.installed-export
+	mkdir -p $(dir $(DEMO))
 	$(BIN)/tfx export --d-model 768 --layers 12 --out $(DEMO) --force
 	$(BIN)/tfx verify $(DEMO)
 	$(BIN)/tfx bench $(DEMO)
