@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import google.protobuf.message
@@ -15,6 +18,7 @@ from ..runtime.external import check_external_data
 from ..runtime.tensors import TensorSpec
 from .capture import OPSET
 from .metadata import restore_metadata
+from .probe import first_line
 from .sources import role_of
 from .versions import nodes
 
@@ -55,13 +59,41 @@ def to_canonical_opset(model: ir.Model, name: str) -> None:
         passes.InlinePass()(model)
     found = model.opset_imports.get("", OPSET)
     if found < OPSET:
-        try:
-            version_converter.convert_version(model, OPSET, fallback=True)
-        except Exception as error:  # The converter raises what it likes.
-            raise SourceError(f"{name}: opset {found} cannot be converted to {OPSET}: {error}") from error
+        kept = {node.name: dict(node.metadata_props) for node in nodes(model) if node.name and node.metadata_props}
+        wrong = f"{name}: opset {found} cannot be converted to {OPSET}"
+        with _failures() as failures:
+            try:
+                version_converter.convert_version(model, OPSET, fallback=True)
+            except Exception as error:  # The converter raises what it likes.
+                raise SourceError(f"{wrong}: {first_line(error)}") from error
+        if failures:
+            raise SourceError(f"{wrong}: {failures[0]}")
+        for node in nodes(model):  # onnx's own converter drops it
+            node.metadata_props.update(kept.get(node.name or "", {}))
     if model.opset_imports.get("", OPSET) != OPSET:
         raise SourceError(f"{name}: opset {found}, wanted one that converts to {OPSET}")
     passes.ShapeInferencePass(data_prop=True)(model)
+
+
+@contextmanager
+def _failures() -> Iterator[list[str]]:
+    """Hear what the converter only logs: the reason for leaving the model as it was."""
+    reasons: list[str] = []
+
+    class Hear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1]:
+                reasons.append(first_line(record.exc_info[1]))
+
+    logger, handler = logging.getLogger(version_converter.__name__), Hear()
+    told = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield reasons
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = told
 
 
 def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
