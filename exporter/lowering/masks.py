@@ -68,7 +68,8 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
         q: The queries, (B, S, H * d) or (B, H, S, d).
         k: The keys, likewise.
         spread: Rank 4 with the query and key axes in full, as the fused kernels want it.
-        clamp: Raise float masks to :func:`..fusion.absorbing` at least, even where they are finite.
+        clamp: Raise float masks to :func:`..fusion.absorbing` at least, even where they are finite, unless
+            the graph shows that they are no lower.
 
     Returns:
         (B or 1, H or 1, S or 1, T or 1), or with ``spread`` (B or 1, H or 1, S, T).
@@ -79,7 +80,7 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
     if mask.dtype == ir.DataType.BOOL:
         zero = op.Constant(value=ir.tensor(np.array(0, kind)))
         bias = op.Where(mask, zero, op.Constant(value=ir.tensor(lowest)))
-    elif clamp or may_be_minus_inf(mask):
+    elif may_be_minus_inf(mask) or (clamp and not _interval(mask)[0] >= float(lowest)):
         bias = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
     missing = 4 - (rank(mask) or 4)
     if missing and spread:
