@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from .bench_worker import ENGINES
 from .bundle import DEFAULT_BUNDLE, Bundle
 from .doctor import default_threads, environment
 
-__all__ = ["BenchPlan", "bench"]
+__all__ = ["BenchPlan", "bench", "error_from_json"]
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,13 @@ def _run_worker(request: dict[str, Any], progress: Callable[[tuple[int, int]], N
     if "result" in answer:
         return answer["result"]
     if "error" in answer:
-        kind = getattr(errors, answer["error"]["kind"], None)
-        if answer["error"]["kind"] == MemoryError.__name__:
-            raise MachineError(f"engine {request['engine']}: out of memory")
-        if isinstance(kind, type) and issubclass(kind, TfxError):
-            raise kind(answer["error"]["message"])
-        raise TfxError(answer["error"]["message"])
+        raise error_from_json(request["engine"], answer["error"])
     raise MachineError(f"engine {request['engine']}: its process ended with status {worker.returncode}: {last}")
+
+
+def error_from_json(engine: str, error: Mapping[str, str]) -> TfxError:
+    """Return the error that a worker met; ``bench_worker.error_to_json`` wrote it."""
+    if error["kind"] == MemoryError.__name__:
+        return MachineError(f"engine {engine}: out of memory")
+    kind = getattr(errors, error["kind"], None)
+    return (kind if isinstance(kind, type) and issubclass(kind, TfxError) else TfxError)(error["message"])

@@ -33,7 +33,7 @@ from .parity import ParityReport, Tolerance, verify
 from .session import Session
 from .tensors import TensorSpec, make_feeds
 
-__all__ = ["ENGINES", "Runner", "checked_engine", "main", "make_runner", "measure"]
+__all__ = ["ENGINES", "Runner", "checked_engine", "error_to_json", "main", "make_runner", "measure"]
 
 ENGINES: Mapping[str, str] = {
     "tfx": "tfx.runtime.bench_worker",
@@ -175,6 +175,16 @@ def _time(call: Callable[[], object], request: Mapping[str, Any]) -> list[float]
             return times
 
 
+def error_to_json(error: Exception) -> dict[str, str]:
+    """Return ``kind`` and ``message``, out of which ``bench.error_from_json`` makes the error again."""
+    if isinstance(error, ImportError):
+        error = DependencyError.from_import(error) or error
+    known = isinstance(error, TfxError)
+    message = str(error) if known else f"unexpected {type(error).__name__}: {error}"
+    kind = type(error).__name__ if known or isinstance(error, MemoryError) else CheckError.__name__
+    return {"kind": kind, "message": message}
+
+
 def main() -> None:
     """Serve one request from stdin."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -184,12 +194,7 @@ def main() -> None:
         request = json.load(sys.stdin)
         result = measure(request, lambda shape: _send(out, {"progress": shape}))
     except Exception as error:  # noqa: BLE001 - the parent says it
-        if isinstance(error, ImportError):
-            error = DependencyError.from_import(error) or error
-        known = isinstance(error, TfxError)
-        message = str(error) if known else f"unexpected {type(error).__name__}: {error}"
-        kind = type(error).__name__ if known or isinstance(error, MemoryError) else CheckError.__name__
-        _send(out, {"error": {"kind": kind, "message": message}})
+        _send(out, {"error": error_to_json(error)})
     else:
         _send(out, {"result": result})
 
