@@ -363,6 +363,17 @@ def transpose(op: Any, x: ir.Value, perm: Sequence[int]) -> ir.Value:
     return y
 
 
+def weight(op: Any, beside: ir.Value, name: str, make: Callable[[], ir.TensorProtocol]) -> ir.Value:
+    """An initializer of that name: the one of the graph that ``beside`` is in, else a new one.
+
+    The name must say what the content is: a rule that meets the same weights again gets the same value.
+    """
+    graph = beside.graph
+    if isinstance(graph, ir.Graph) and name in graph.initializers:
+        return graph.initializers[name]
+    return op.initializer(make(), name=name)
+
+
 def last_axis_only(node: ir.Node, of: ir.Value, what: str) -> None:
     """Refuses unless a ReduceMean or ReduceSum reduces the last axis alone and keeps it."""
     axes = node.attributes.get_ints("axes") if "axes" in node.attributes else None

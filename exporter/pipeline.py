@@ -121,9 +121,20 @@ def _leftovers(model: ir.Model, known: Sequence[Refusal]) -> list[Refusal]:
     for node in nodes(model):
         if node.op_type != "Softmax" or node.domain:
             continue
-        products = [user for user, _ in node.outputs[0].uses() if user.op_type == "MatMul"]
+        products = _products(node.outputs[0])
         if products and not any(each.name in told for each in products):
             where = products[0].name or ""
-            reason = "a softmax between products that matches no attention rule"
+            reason = "a softmax before a product that matches no attention rule"
             found.append(Refusal("attention_pieces", where, reason, fusion.origin(products[0])))
+    return found
+
+
+def _products(value: ir.Value, depth: int = 3) -> list[ir.Node]:
+    """The MatMuls that a softmax reaches through masks, casts and dropout."""
+    found: list[ir.Node] = []
+    for user, _ in value.uses():
+        if user.op_type == "MatMul":
+            found.append(user)
+        elif depth and user.op_type in ("Where", "Mul", "Cast", "Dropout", "Identity", "Reshape", "Transpose"):
+            found += _products(user.outputs[0], depth - 1)
     return found

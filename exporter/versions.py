@@ -75,13 +75,15 @@ def nodes(model: ir.Model) -> Iterator[ir.Node]:
 def lowest_opset(model: ir.Model) -> tuple[int, str]:
     """The lowest ai.onnx opset (17 or above) in which every node is valid.
 
+    Reductions whose axes could be an attribute count as valid in 17: see :func:`settle`.
+
     Returns:
         The opset and the operator that needs it.
     """
     lowest, because = _FLOOR, ""
     newest = model.opset_imports.get("", onnx.defs.onnx_opset_version())
     for node in nodes(model):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ("", "ai.onnx") or (lowest == _FLOOR and _constant_axes(node) is not None):
             continue
         version = lowest
         while version < newest and not _valid(node, version):
@@ -91,17 +93,22 @@ def lowest_opset(model: ir.Model) -> tuple[int, str]:
     return lowest, because
 
 
+def _constant_axes(node: ir.Node) -> list[int] | None:
+    """The axes of a Reduce*-18 that Reduce*-13 could have as an attribute."""
+    if node.op_type not in _AXES_INPUT or len(node.inputs) < 2 or node.inputs[1] is None:
+        return None
+    axes = ir.convenience.get_const_tensor(node.inputs[1])
+    return None if axes is None else axes.numpy().tolist()
+
+
 def _axes_to_attribute(model: ir.Model) -> None:
     """Reduce*-18 -> Reduce*-13: constant axes move from the second input to the attribute."""
     for node in nodes(model):
-        if node.op_type not in _AXES_INPUT or len(node.inputs) < 2:
-            continue
-        axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-        if axes is None:
-            continue
-        node.attributes["axes"] = ir.AttrInt64s("axes", axes.numpy().tolist())
-        node.attributes.pop("noop_with_empty_axes", None)
-        node.resize_inputs(1)
+        axes = _constant_axes(node)
+        if axes is not None:
+            node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+            node.attributes.pop("noop_with_empty_axes", None)
+            node.resize_inputs(1)
 
 
 def settle(model: ir.Model, target: Target, opset: int | None) -> None:
@@ -117,12 +124,12 @@ def settle(model: ir.Model, target: Target, opset: int | None) -> None:
             domain that the target does not know.
     """
     wanted = opset or target.default_opset
-    if (wanted or _FLOOR) == _FLOOR:
-        _axes_to_attribute(model)
     lowest, because = lowest_opset(model)
     if wanted is not None and lowest > wanted:
         raise InputError(f"opset {wanted}: operator {because} needs opset {lowest}; ask for --opset {lowest}")
     version = wanted or lowest
+    if version == _FLOOR:
+        _axes_to_attribute(model)
     if version > target.max_opset:
         raise InputError(
             f"target {target.name}: operator {because} needs opset {version}, it loads {target.max_opset} at most"

@@ -13,12 +13,13 @@ averages; the canonical node gives zeros there, so the output is multiplied by w
 from __future__ import annotations
 
 import itertools
+import zlib
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, rank, static
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, rank, static, weight
 from .masks import as_bias, zero_dead_rows
 
 CONTRIB = "com.microsoft"
@@ -235,8 +236,8 @@ class PackedAttention(Fusion):
 
     def pattern(self, op: Any, x: Any, w_q: Any, w_k: Any, w_v: Any, b_q: Any, b_k: Any, b_v: Any, mask: Any) -> Any:
         projected = []
-        for name, weight, bias in (("q", w_q, b_q), ("k", w_k, b_k), ("v", w_v, b_v)):
-            y = op.MatMul(x, weight, _outputs=[name if not self._biased else f"{name}_product"])
+        for name, matrix, bias in (("q", w_q, b_q), ("k", w_k, b_k), ("v", w_v, b_v)):
+            y = op.MatMul(x, matrix, _outputs=[name if not self._biased else f"{name}_product"])
             projected.append(op.Add(y, bias, _outputs=[name]) if self._biased else y)
         return op.Attention(*projected, *([mask] if self._masked else []), _outputs=["y"])
 
@@ -251,10 +252,10 @@ class PackedAttention(Fusion):
         if rank(x) != 3:
             raise Refuse(f"input has rank {rank(x)}, wanted (batch, sequence, d)", x)
         widths = []
-        for weight, name in ((w_q, "Wq"), (w_k, "Wk"), (w_v, "Wv")):
-            if weight.const_value is None or weight.is_graph_input() or rank(weight) != 2:
-                raise Refuse(f"{name} is not a constant matrix", weight)
-            widths.append(static(weight, 1, name))
+        for matrix, name in ((w_q, "Wq"), (w_k, "Wk"), (w_v, "Wv")):
+            if matrix.const_value is None or matrix.is_graph_input() or rank(matrix) != 2:
+                raise Refuse(f"{name} is not a constant matrix", matrix)
+            widths.append(static(matrix, 1, name))
         if widths[0] != widths[1] or widths[2] % heads:
             raise Refuse(f"Q, K and V are {widths} wide, wanted Q and K equal and V a multiple of {heads}", x)
         if self._biased:
@@ -278,15 +279,15 @@ class PackedAttention(Fusion):
         **_: Any,
     ) -> ir.Value:
         heads = _heads(_node(y))
-        weight = _joined(op, [w_q, w_k, w_v], 1, f"{w_q.name}_qkv")
-        inputs: list[ir.Value | None] = [x, weight]
+        packed = _joined(op, [w_q, w_k, w_v], 1)
+        inputs: list[ir.Value | None] = [x, packed]
         if b_q is not None and b_k is not None and b_v is not None:
-            inputs.append(_joined(op, [b_q, b_k, b_v], 0, f"{b_q.name}_qkv"))
+            inputs.append(_joined(op, [b_q, b_k, b_v], 0))
         else:
             # The schema calls the bias optional; onnxruntime 1.31's CPU kernel crashes without one.
             width = sum(static(w, 1, "W") for w in (w_q, w_k, w_v))
-            zeros = np.zeros(width, (x.dtype or ir.DataType.FLOAT).numpy())
-            inputs.append(op.initializer(ir.tensor(zeros), name=f"{w_q.name}_no_bias"))
+            kind = (x.dtype or ir.DataType.FLOAT).numpy()
+            inputs.append(weight(op, x, f"tfx_zeros_{kind}_{width}", lambda: ir.tensor(np.zeros(width, kind))))
         if mask is not None:
             inputs += [None, None, as_bias(op, mask, q, q, spread=True)]
         attributes: dict[str, Any] = {"num_heads": heads, **_scale(_node(y))}
@@ -299,11 +300,11 @@ class PackedAttention(Fusion):
     def example(self) -> Example:
         rng = np.random.default_rng(0)
 
-        def weight(*shape: int) -> np.ndarray:
+        def drawn(*shape: int) -> np.ndarray:
             return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
-        matrices = {f"w_{side}": weight(16, 16) for side in "qkv"}
-        vectors = {f"b_{side}": weight(16) for side in "qkv"}
+        matrices = {f"w_{side}": drawn(16, 16) for side in "qkv"}
+        vectors = {f"b_{side}": drawn(16) for side in "qkv"}
         return {"x": Arg(("B", "S", 16)), **matrices, **vectors, "mask": Arg(("B", 1, 1, "S"), "bool")}
 
     near_misses = (
@@ -314,17 +315,20 @@ class PackedAttention(Fusion):
     )
 
 
-def _joined(op: Any, parts: list[ir.Value], axis: int, name: str) -> ir.Value:
+def _joined(op: Any, parts: list[ir.Value], axis: int) -> ir.Value:
     """Constants side by side as one initializer, computed when it is written (the weights are large)."""
-    tensors = [part.const_value for part in parts]
-    first = tensors[0]
-    assert first is not None
-    shape = list(first.shape.numpy())
-    shape[axis] = sum(t.shape.numpy()[axis] for t in tensors if t is not None)
-    lazy = ir.LazyTensor(
-        lambda: ir.tensor(np.concatenate([t.numpy() for t in tensors if t is not None], axis)),
-        dtype=first.dtype,
-        shape=ir.Shape(shape),
-        name=name,
-    )
-    return op.initializer(lazy, name=name)
+    tensors = [part.const_value for part in parts if part.const_value is not None]
+    shape = list(tensors[0].shape.numpy())
+    shape[axis] = sum(int(tensor.shape.numpy()[axis]) for tensor in tensors)
+    names = "/".join(part.name or "" for part in parts)
+    name = f"{parts[0].name}_packed_{zlib.crc32(names.encode()):08x}"
+
+    def make() -> ir.LazyTensor:
+        return ir.LazyTensor(
+            lambda: ir.tensor(np.concatenate([tensor.numpy() for tensor in tensors], axis)),
+            dtype=tensors[0].dtype,
+            shape=ir.Shape(shape),
+            name=name,
+        )
+
+    return weight(op, parts[0], name, make)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, expect, last_axis_only, scalar, static
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, expect, last_axis_only, scalar, static, weight
 
 
 class LayerNormPieces(Fusion):
@@ -136,8 +136,9 @@ def _weight(value: ir.Value | None, width: int, what: str) -> np.ndarray:
 def _vector(op: Any, value: ir.Value | None, width: int, like: ir.Value) -> ir.Value:
     """The weight as a vector; ones where the model has none (the operator wants a scale)."""
     if value is None:
-        ones = np.ones(width, (like.dtype or ir.DataType.FLOAT).numpy())
-        return op.initializer(ir.tensor(ones), name=f"{like.name}_ones")
+        kind = (like.dtype or ir.DataType.FLOAT).numpy()
+        return weight(op, like, f"tfx_ones_{kind}_{width}", lambda: ir.tensor(np.ones(width, kind)))
     if value.shape is not None and len(value.shape) == 1:
         return value
-    return op.initializer(ir.tensor(constant(value, "weight").reshape(-1)), name=f"{like.name}_{value.name}_vector")
+    flat = constant(value, "weight").reshape(-1)
+    return weight(op, like, f"{value.name}_vector", lambda: ir.tensor(flat))

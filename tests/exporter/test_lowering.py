@@ -1,0 +1,49 @@
+"""What lowering must not mix up between layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from tfx.exporter import pipeline, targets
+from tfx.exporter.capture import capture
+from tfx.exporter.sources import reference
+from tfx.models.config import EncoderConfig
+
+from . import laws
+
+CONFIG = EncoderConfig(d_model=16, heads=2, layers=3, d_ff=32, vocab_size=50, max_len=20)
+
+
+def _packed(model: ir.Model) -> list[ir.Node]:
+    return [n for n in model.graph if n.op_type == "Attention" and n.domain]
+
+
+def test_layers_with_equal_biases_keep_their_own_weights():
+    source = reference(CONFIG)
+    with torch.no_grad():
+        for name, parameter in source.module.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    model = capture(source)
+    pipeline.optimize(model, targets.get("cpu"))
+    assert len({n.inputs[1] for n in _packed(model)}) == 3
+    assert len({n.inputs[2] for n in _packed(model)}) == 1, "equal biases are stored once"
+    feeds = {"input_ids": np.arange(12).reshape(2, 6), "attention_mask": np.ones((2, 6), np.int64)}
+    with torch.no_grad():
+        wanted = source.call({name: torch.from_numpy(array) for name, array in feeds.items()})
+    np.testing.assert_allclose(laws.runner(model)(feeds)[0], wanted["last_hidden_state"].numpy(), rtol=0, atol=2e-6)
+
+
+def test_a_layer_that_is_applied_again_shares_its_packed_weights():
+    source = reference(CONFIG)
+    layers = source.module.layers
+    assert isinstance(layers, torch.nn.ModuleList)
+    layers[1] = layers[2] = layers[0]
+    model = capture(source)
+    pipeline.optimize(model, targets.get("cpu"))
+    assert len(_packed(model)) == 3
+    assert len({n.inputs[1] for n in _packed(model)}) == 1
+    unused = [v.name for v in model.graph.initializers.values() if not v.uses() and not v.is_graph_output()]
+    assert unused == []
