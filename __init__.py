@@ -13,8 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .errors import TfxError
+    from .exporter.checkpoint import checkpoint
     from .exporter.export import export
-    from .exporter.pipeline import optimize
+    from .exporter.optimizing import optimize
+    from .exporter.sources import Source, module, reference
     from .models.config import EncoderConfig
     from .models.encoder import Encoder
     from .models.pooling import Pooled
@@ -29,9 +31,13 @@ _HOMES = {
     "EncoderConfig": "models.config",
     "Pooled": "models.pooling",
     "Session": "runtime.session",
+    "Source": "exporter.sources",
     "TfxError": "errors",
+    "checkpoint": "exporter.checkpoint",
     "export": "exporter.export",
-    "optimize": "exporter.pipeline",
+    "module": "exporter.sources",
+    "optimize": "exporter.optimizing",
+    "reference": "exporter.sources",
     "verify_bundle": "runtime.parity",
 }
 
@@ -41,10 +47,14 @@ __all__ = [
     "EncoderConfig",
     "Pooled",
     "Session",
+    "Source",
     "TfxError",
     "__version__",
+    "checkpoint",
     "export",
+    "module",
     "optimize",
+    "reference",
     "verify_bundle",
 ]
 

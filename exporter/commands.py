@@ -232,7 +232,7 @@ def optimize(
     Example:
       tfx optimize encoder.onnx --out encoder-cpu.onnx --target cpu
     """  # noqa: D301 - click's own mark for text that is not wrapped
-    from .optimizing import optimize_file
+    from .optimizing import optimize as optimize_file
 
     with _steps() as step:
         found = optimize_file(source, out, target=target, opset=opset, force=force, expect=expect, step=step)

@@ -20,15 +20,15 @@ from .metadata import count
 from .pipeline import check_counts, lower_model, raise_model
 from .save import DATA_SUFFIX, MAX_INLINE_BYTES, save, weight_bytes
 
-__all__ = ["optimize_file"]
+__all__ = ["optimize"]
 
 _LONGEST = 64
 """Tokens of the longest comparison: a foreign file does not say how long it may be."""
 
 
-def optimize_file(
-    source: Path,
-    out: Path,
+def optimize(
+    source: str | Path,
+    out: str | Path,
     *,
     target: str = "cpu",
     opset: int | None = None,
@@ -57,6 +57,7 @@ def optimize_file(
         CountError: The canonical counts are not the expected ones.
         ParityError: The optimized model differs from the original; nothing is written.
     """
+    source, out = Path(source), Path(out)
     profile = targets.get(target)
     _check_destination(source, out, force)
     step("loading")

@@ -150,12 +150,12 @@ def reference(config: EncoderConfig, seed: int = 0) -> Source:
     )
 
 
-def module(target: str, inputs: Sequence[str] = (), outputs: Sequence[str] | None = None) -> Source:
-    """Make a source with a factory of the user's.
+def module(target: str | nn.Module, inputs: Sequence[str] = (), outputs: Sequence[str] | None = None) -> Source:
+    """Make a source of a user's module.
 
     Args:
-        target: "pkg.mod:factory"; the working folder can be imported from while the factory is made and called.
-            The factory takes no arguments and returns a module, or (module, example inputs): a mapping by
+        target: the module itself, or "pkg.mod:factory"; the working folder can be imported from while the factory
+            is made and called. The factory takes no arguments and returns a module, or (module, example inputs): a mapping by
             input name, a tensor, or a tuple in the order of `forward`.
         inputs: "name:dtype:axes" each, such as "input_ids:int64:batch,sequence" or "x:float32:batch,sequence,32";
             takes precedence over an example of the same name.
@@ -168,7 +168,10 @@ def module(target: str, inputs: Sequence[str] = (), outputs: Sequence[str] | Non
     _unique("--input", [spec.name for spec in declared])
     if outputs is not None:
         _unique("--output", list(outputs))
-    built, example = _build(target)
+    if isinstance(target, nn.Module):
+        built, example, target = target, None, type(target).__name__
+    else:
+        built, example = _build(target)
     parameters = _parameters(built)
     specs = {spec.name: spec for spec in _example_specs(_bind(example, parameters, target), target)}
     specs |= {spec.name: spec for spec in declared}

@@ -144,10 +144,14 @@ def test_public_names():
         "EncoderConfig",
         "Pooled",
         "Session",
+        "Source",
         "TfxError",
         "__version__",
+        "checkpoint",
         "export",
+        "module",
         "optimize",
+        "reference",
         "verify_bundle",
     ]
     assert dir(tfx) == sorted(tfx.__all__)
