@@ -155,8 +155,8 @@ def module(target: str | nn.Module, inputs: Sequence[str] = (), outputs: Sequenc
 
     Args:
         target: the module itself, or "pkg.mod:factory"; the working folder can be imported from while the factory
-            is made and called. The factory takes no arguments and returns a module, or (module, example inputs): a mapping by
-            input name, a tensor, or a tuple in the order of `forward`.
+            is made and called. The factory takes no arguments and returns a module, or (module, example inputs):
+            a mapping by input name, a tensor, or a tuple in the order of `forward`.
         inputs: "name:dtype:axes" each, such as "input_ids:int64:batch,sequence" or "x:float32:batch,sequence,32";
             takes precedence over an example of the same name.
         outputs: names to export, in this order; None exports every tensor that is returned.
