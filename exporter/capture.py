@@ -82,6 +82,9 @@ def capture(source: Source) -> ir.Model:
     prefix = "module.module" if isinstance(source.module, Pooled) else "module"
     _name(model, [spec.name for spec in source.inputs], names, source.name, prefix)
     _rename_axes(model, symbols)
+    with quiet():
+        # The values inside of torch.onnx's own functions come without a type.
+        passes.ShapeInferencePass(strict_mode=False)(model)
     _check_outputs(model, source)
     keep_origins(model)
     for part in (model.graph, *model.graph.inputs, *model.graph.initializers.values()):

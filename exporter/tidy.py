@@ -8,6 +8,8 @@ import onnxscript.optimizer
 from onnxscript.rewriter.pattern import RewriteRuleSet
 from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
 
+from .no_ops import drop_no_ops
+
 __all__ = ["merge_transposes", "tidy"]
 
 _SMALL = 1024
@@ -17,6 +19,7 @@ _SMALL = 1024
 def tidy(model: ir.Model) -> None:
     """Folds constants, merges equal nodes and small constants, and drops what nothing uses, in place."""
     names = [value.name for value in model.graph.outputs]
+    drop_no_ops(model)
     # One Transpose per weight first, so that a layer that is applied six times is folded once.
     passes.CommonSubexpressionEliminationPass()(model)
     onnxscript.optimizer.fold_constants(

@@ -83,8 +83,8 @@ class GeluErf(Fusion):
 class GeluTanh(Fusion):
     """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` -> ``Gelu(x, approximate="tanh")``.
 
-    The cube is written ``pow(x, 3)`` or ``x * x * x``; the polynomial is written as above or as
-    ``sqrt(2/pi) x (1 + 0.044715 x x)``.
+    The cube is written ``pow(x, 3)``, ``x * x * x`` or, from the left, ``0.044715 * x * x * x``; the polynomial is
+    written as above or as ``sqrt(2/pi) x (1 + 0.044715 x x)``.
     """
 
     meaning = "gelu"
@@ -92,7 +92,8 @@ class GeluTanh(Fusion):
     tolerance = 2e-6
     places = 3
     variants = tuple(
-        {"order": order, "cube": cube} for order, cube in itertools.product(_ORDERS, ("pow", "product", "factored"))
+        {"order": order, "cube": cube}
+        for order, cube in itertools.product(_ORDERS, ("pow", "product", "chain", "factored"))
     )
     near_misses = (
         NearMiss("another cubic", "cubic coefficient is 0.05", {"cubic": _f32(0.05)}),
@@ -111,8 +112,13 @@ class GeluTanh(Fusion):
             square = self.either(op.Mul, 1, op.Mul(x, cubic), x)
             inner = self.either(op.Mul, 2, op.Mul(x, root), op.Add(square, one))
         else:
-            cube = op.Pow(x, power) if self._cube == "pow" else self.either(op.Mul, 1, op.Mul(x, x), x)
-            inner = op.Mul(self.either(op.Add, 2, x, op.Mul(cube, cubic)), root)
+            if self._cube == "chain":
+                square = self.either(op.Mul, 1, op.Mul(x, cubic), x)
+                term = self.either(op.Mul, 1, square, x)
+            else:
+                cube = op.Pow(x, power) if self._cube == "pow" else self.either(op.Mul, 1, op.Mul(x, x), x)
+                term = op.Mul(cube, cubic)
+            inner = op.Mul(self.either(op.Add, 2, x, term), root)
         return _outer(self, op, self._order, x, op.Tanh(inner), half, one)
 
     def check(

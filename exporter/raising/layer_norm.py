@@ -18,7 +18,8 @@ class LayerNormPieces(Fusion):
     """``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * scale + bias`` over the last axis.
 
     The square is ``pow(d, 2)`` or ``d * d``, the quotient a division or a product with the reciprocal;
-    scale and bias may be missing. The epsilon is read from the graph and kept.
+    scale and bias may be missing, and the scale may come before the quotient (``early``). The epsilon is read
+    from the graph and kept.
     """
 
     meaning = "layer_norm"
@@ -29,7 +30,7 @@ class LayerNormPieces(Fusion):
     variants = tuple(
         {"affine": affine, "square": square, "quotient": quotient}
         for affine, square, quotient in itertools.product(
-            ("both", "scale", "none"), ("pow", "mul"), ("div", "reciprocal")
+            ("both", "early", "scale", "early_scale", "none"), ("pow", "mul"), ("div", "reciprocal")
         )
     )
 
@@ -38,19 +39,19 @@ class LayerNormPieces(Fusion):
         self._affine = affine
         self._square = square
         self._quotient = quotient
+        self._biased = affine in ("both", "early")
 
     def pattern(self, op: Any, x: Any, axes: Any, axes2: Any, two: Any, epsilon: Any, scale: Any, bias: Any) -> Any:
         deviation = op.Sub(x, op.ReduceMean(x, axes, _outputs=["mean"]))
         squared = op.Pow(deviation, two) if self._square == "pow" else op.Mul(deviation, deviation)
         variance = op.ReduceMean(squared, axes2, _outputs=["variance"])
         root = op.Sqrt(op.Add(variance, epsilon))
-        if self._quotient == "div":
-            y = op.Div(deviation, root)
-        else:
-            y = self.either(op.Mul, 0, deviation, op.Reciprocal(root))
-        if self._affine != "none":
+        early = self._affine.startswith("early")
+        y = op.Mul(deviation, scale) if early else deviation
+        y = op.Div(y, root) if self._quotient == "div" else self.either(op.Mul, 0, y, op.Reciprocal(root))
+        if self._affine in ("both", "scale"):
             y = op.Mul(y, scale)
-        return op.Add(y, bias) if self._affine == "both" else y
+        return op.Add(y, bias) if self._biased else y
 
     def check(
         self,
@@ -75,7 +76,7 @@ class LayerNormPieces(Fusion):
         width = static(x, -1, "input")
         if self._affine != "none":
             _weight(scale, width, "scale")
-        if self._affine == "both":
+        if self._biased:
             _weight(bias, width, "bias")
 
     def rewrite(
@@ -89,7 +90,7 @@ class LayerNormPieces(Fusion):
     ) -> ir.Value:
         width = static(x, -1, "input")
         inputs = [x, _vector(op, scale if self._affine != "none" else None, width, x)]
-        if self._affine == "both":
+        if self._biased:
             inputs.append(_vector(op, bias, width, x))
         return op.LayerNormalization(*inputs, axis=-1, epsilon=scalar(epsilon, "epsilon"))
 

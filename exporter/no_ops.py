@@ -1,0 +1,99 @@
+"""Drops what a graph writes without doing anything by it, so that patterns see the formula alone.
+
+- A cast to the type that is there: torch.onnx writes one for ``softmax(..., dtype=float32)``.
+- Reshapes and expansions that end in the shape they began with, and a reduced axis that is dropped only to be
+  brought back: torch.onnx writes both for ``var(..., keepdim=True)``.
+- The last axis of a reduction counted from the front: written -1, equal reductions are seen to be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from .fusion import same_axis
+
+__all__ = ["drop_no_ops"]
+
+_RESHAPES = frozenset({"Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten"})
+_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax"})
+
+
+def drop_no_ops(model: ir.Model) -> None:
+    """Removes them, in place."""
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        if node.domain or not node.inputs or node.inputs[0] is None:
+            continue
+        if node.op_type == "Cast":
+            kind = node.inputs[0].dtype
+            if kind is not None and kind == node.attributes.get_int("to"):
+                _identity(node, node.inputs[0])
+        elif node.op_type in _REDUCTIONS:
+            if _reduces_last(node):
+                _set_axes(node, [-1])
+        elif node.op_type in _RESHAPES:
+            _undone(node)
+    passes.IdentityEliminationPass()(model)
+
+
+def _undone(node: ir.Node) -> None:
+    """Looks back along the reshapes for the shape that this one ends in.
+
+    A chain of them keeps the order of the elements, and no other can undo an Expand that adds any.
+    """
+    wanted = node.outputs[0].shape
+    x = node.inputs[0]
+    while x is not None and x.shape is not None:
+        if _same_shape(x.shape, wanted):
+            _identity(node, x)
+            return
+        before = x.producer()
+        if before is None or before.domain:
+            return
+        if before.op_type in _REDUCTIONS and before.attributes.get_int("keepdims", 1) == 0:
+            if _reduces_last(before) and _same_shape((*x.shape, 1), wanted):
+                kept = ir.node(before.op_type, before.inputs, {**before.attributes, "keepdims": 1})
+                kept.metadata_props.update(before.metadata_props)
+                kept.outputs[0].shape, kept.outputs[0].type = wanted, x.type
+                _insert(node, kept)
+                _identity(node, kept.outputs[0])
+            return
+        x = before.inputs[0] if before.op_type in _RESHAPES else None
+
+
+def _identity(node: ir.Node, of: ir.Value) -> None:
+    node.op_type = "Identity"
+    node.attributes.clear()
+    node.resize_inputs(1)
+    node.replace_input_with(0, of)
+
+
+def _insert(before: ir.Node, node: ir.Node) -> None:
+    assert before.graph is not None
+    before.graph.insert_before(before, node)
+
+
+def _same_shape(a: Sequence[Any] | ir.Shape, b: ir.Shape | None) -> bool:
+    return b is not None and len(a) == len(b) and all(same_axis(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _reduces_last(node: ir.Node) -> bool:
+    """Whether a reduction since opset 18 reduces the last axis alone."""
+    if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
+        return False
+    axes, shape = ir.convenience.get_const_tensor(node.inputs[1]), node.inputs[0].shape
+    if axes is None or axes.size != 1:
+        return False
+    last = int(axes.numpy().reshape(()))
+    return last == -1 or (shape is not None and last == len(shape) - 1)
+
+
+def _set_axes(node: ir.Node, axes: list[int]) -> None:
+    constant = ir.node("Constant", [], {"value": ir.tensor(np.array(axes, np.int64))})
+    constant.outputs[0].dtype, constant.outputs[0].shape = ir.DataType.INT64, ir.Shape([len(axes)])
+    _insert(node, constant)
+    node.replace_input_with(1, constant.outputs[0])
