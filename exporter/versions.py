@@ -75,7 +75,7 @@ def nodes(model: ir.Model) -> Iterator[ir.Node]:
 def lowest_opset(model: ir.Model) -> tuple[int, str]:
     """The lowest ai.onnx opset (17 or above) in which every node is valid.
 
-    Reductions whose axes could be an attribute count as valid in 17: see :func:`settle`.
+    Reductions and splits that have an older form count as valid in 17: see :func:`settle`.
 
     Returns:
         The opset and the operator that needs it.
@@ -83,7 +83,7 @@ def lowest_opset(model: ir.Model) -> tuple[int, str]:
     lowest, because = _FLOOR, ""
     newest = model.opset_imports.get("", onnx.defs.onnx_opset_version())
     for node in nodes(model):
-        if node.domain not in ("", "ai.onnx") or (lowest == _FLOOR and _constant_axes(node) is not None):
+        if node.domain not in ("", "ai.onnx") or (lowest == _FLOOR and _has_older_form(node)):
             continue
         version = lowest
         while version < newest and not _valid(node, version):
@@ -101,9 +101,25 @@ def _constant_axes(node: ir.Node) -> list[int] | None:
     return None if axes is None else axes.numpy().tolist()
 
 
-def _axes_to_attribute(model: ir.Model) -> None:
-    """Reduce*-18 -> Reduce*-13: constant axes move from the second input to the attribute."""
+def _is_even_split(node: ir.Node) -> bool:
+    """Whether a Split-18 has parts of equal size, which Split-13 makes without being told their number."""
+    x = node.inputs[0] if node.op_type == "Split" and "num_outputs" in node.attributes else None
+    if x is None or x.shape is None or any(each is not None for each in node.inputs[1:]):
+        return False
+    size = x.shape[node.attributes.get_int("axis", 0)]
+    return isinstance(size, int) and size % len(node.outputs) == 0
+
+
+def _has_older_form(node: ir.Node) -> bool:
+    return _constant_axes(node) is not None or _is_even_split(node)
+
+
+def _to_older_form(model: ir.Model) -> None:
+    """Reduce*-18 -> Reduce*-13: constant axes become an attribute. Split-18 -> Split-13: no number of parts."""
     for node in nodes(model):
+        if _is_even_split(node):
+            node.attributes.pop("num_outputs")
+            continue
         axes = _constant_axes(node)
         if axes is not None:
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)
@@ -129,7 +145,7 @@ def settle(model: ir.Model, target: Target, opset: int | None) -> None:
         raise InputError(f"opset {wanted}: operator {because} needs opset {lowest}; ask for --opset {lowest}")
     version = wanted or lowest
     if version == _FLOOR:
-        _axes_to_attribute(model)
+        _to_older_form(model)
     if version > target.max_opset:
         raise InputError(
             f"target {target.name}: operator {because} needs opset {version}, it loads {target.max_opset} at most"
