@@ -78,6 +78,7 @@ def measure(
     threads: int,
     rounds: int,
     seconds: float,
+    patience: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Time a bundle and what it is compared with.
@@ -86,20 +87,21 @@ def measure(
         bundle: the folder.
         origin: the source that the other engines take, None for a reference encoder.
         threads: of every engine.
-        rounds: see ``rounds.timed_in_turns``, as ``seconds`` and ``progress``.
+        rounds: see ``rounds.timed_in_turns``, as what follows.
         seconds: as said.
+        patience: as said.
         progress: as said.
 
     Returns:
         ``engines`` {name: max_abs, min_cosine, peak_rss_mb, rest_ms} and ``results``, one entry per shape: ``batch``,
-        ``sequence``, ``ms`` {engine: median}, ``rounds_ms`` {engine: each round's}, ``ratio`` {"tfx/torch": {median,
-        min, max}}.
+        ``sequence``, ``ms`` {engine: median}, ``rounds_ms`` {engine: each round's}, ``others`` (share of
+        the cores that other programs took, each round's), ``ratio`` {"tfx/torch": {median, min, max}}.
 
     Raises:
         ParityError: an engine's outputs differ from the bundle's golden.
     """
     engines = {name: bundle_engine(name, bundle, threads, None if name == "tfx" else origin) for name in ENGINES}
-    found = timed_in_turns(engines, SHAPES, rounds=rounds, seconds=seconds, progress=progress)
+    found = timed_in_turns(engines, SHAPES, rounds=rounds, seconds=seconds, patience=patience, progress=progress)
     return {
         "engines": found.engines,
         "results": [
@@ -108,6 +110,7 @@ def measure(
                 "sequence": sequence,
                 "ms": {name: statistics.median(times) for name, times in ms.items()},
                 "rounds_ms": ms,
+                "others": found.others[batch, sequence],
                 "ratio": {f"tfx/{other}": ratio(ms["tfx"], ms[other]) for other in BASELINES},
             }
             for (batch, sequence), ms in found.ms.items()
@@ -156,6 +159,7 @@ def main(models: str, rounds: int, seconds: float, threads: int | None, quick: b
                 threads=count,
                 rounds=2 if quick else rounds,
                 seconds=0.01 if quick else seconds,
+                patience=0 if quick else 3,
                 progress=lambda what, name=name: click.echo(f"{name}: {what}", err=True),
             )
     where = surroundings(count, before)

@@ -192,6 +192,7 @@ def measure(
     threads: int,
     rounds: int,
     seconds: float,
+    patience: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Time the variants of each question; every variant is checked against torch first.
@@ -200,13 +201,14 @@ def measure(
         questions: what to compare.
         config: the encoder, without its activation.
         threads: of every session.
-        rounds: see ``rounds.timed_in_turns``, as ``seconds`` and ``progress``.
+        rounds: see ``rounds.timed_in_turns``, as what follows.
         seconds: as said.
+        patience: as said.
         progress: as said.
 
     Returns:
         One entry per question, variant and shape: ``question``, ``variant``, ``baseline``, ``batch``, ``sequence``,
-        ``ms``, ``rounds_ms``, ``max_abs`` and ``ratio`` {median, min, max} to the baseline.
+        ``ms``, ``rounds_ms``, ``others``, ``max_abs`` and ``ratio`` {median, min, max} to the baseline.
 
     Raises:
         ParityError: a variant's outputs differ from torch's.
@@ -221,6 +223,7 @@ def measure(
                 SHAPES,
                 rounds=rounds,
                 seconds=seconds,
+                patience=patience,
                 progress=lambda what, question=question: progress(f"{question.name}: {what}"),
             )
             baseline = next(iter(engines))
@@ -233,6 +236,7 @@ def measure(
                     "sequence": shape[1],
                     "ms": statistics.median(times),
                     "rounds_ms": times,
+                    "others": found.others[shape],
                     "max_abs": found.engines[name]["max_abs"],
                     "ratio": ratio(times, ms[baseline]),
                 }
@@ -292,6 +296,7 @@ def main(
         threads=count,
         rounds=rounds,
         seconds=seconds,
+        patience=0 if quick else 3,
         progress=lambda what: click.echo(what, err=True),
     )
     where = surroundings(count, before)
