@@ -64,16 +64,9 @@ def same_weights(left: Source, right: Source) -> bool:
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
     folder = tmp_path_factory.mktemp("checkpoint") / "bert"
-    transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=32, vocab_size=40)).save_pretrained(
-        folder
-    )
+    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
     return folder
 
 
