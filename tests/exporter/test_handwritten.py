@@ -14,7 +14,7 @@ from tfx.exporter.sources import Source
 from tfx.runtime.tensors import MASK_PATTERNS, make_feeds
 
 from . import handwritten as written
-from .running import MASK, Arrays, assert_close, evaluate, lowered, nodes_of, run, source_of, torch_answers
+from .running import MASK, Arrays, assert_close, evaluate, lowered, masks, nodes_of, run, source_of, torch_answers
 
 SEVERAL = [("cpu", None), ("cuda", None), ("portable", 17), ("portable", 20), ("portable", 23)]
 EPSILONS = (1e-12, 1e-6, 1e-3)
@@ -115,6 +115,23 @@ def test_a08_infinite_masks_never_give_nan(infinite: Made, target: str, opset: i
     for name, expected in wanted.items():
         # Where torch itself gives NaN, the canonical node's zeros stand.
         assert_close({name: found[name]}, {name: np.nan_to_num(expected, nan=0.0)}, atol=1e-5)
+
+
+@pytest.mark.parametrize(("target", "opset"), SEVERAL)
+def test_a10_the_mask_value_is_the_graphs_own(attentions: Made, infinite: Made, target: str, opset: int | None) -> None:
+    """Scores beyond +-50, one sample half masked and one wholly; a fused -1e4 or a mask of another size would show."""
+    mask = masks("1111000", "0000000", "1111111")
+    for source, captured in (attentions, infinite):
+        feeds = {"x": 4 * np.random.default_rng(2).standard_normal((3, 7, written.D)), "attention_mask": mask}
+        feeds["x"] = feeds["x"].astype(np.float32)
+        module = source.module
+        assert isinstance(module, written.Attentions)
+        q, k, _ = next(iter(module.projections.values()))(torch.tensor(feeds["x"])).detach().chunk(3, -1)
+        scores = q[..., : written.SIZE] @ k[..., : written.SIZE].mT / written.SIZE**0.5
+        assert scores.max() > 50 and scores.min() < -50
+        wanted = {name: np.nan_to_num(array, nan=0.0) for name, array in torch_answers(source, feeds).items()}
+        # Values are about 10 in size, and a score of 100 is known to 1e-5 in float32.
+        assert_close(run(lowered(captured, target, opset)[0])(feeds), wanted, atol=2e-4)
 
 
 class Layers(nn.Module):
