@@ -38,7 +38,7 @@ def encoder(**options: Any) -> tuple[Source, ir.Model]:
 
 def source_of(module: nn.Module, *inputs: str, **fields: Any) -> Source:
     """A module with the weights that it has."""
-    return Source(module.eval(), tuple(map(parse_input, inputs)), "module", "mine", "", **fields)
+    return Source(module.eval(), tuple(map(parse_input, inputs)), "module", "mine", "0" * 64, **fields)
 
 
 def torch_answers(source: Source, feeds: Mapping[str, np.ndarray]) -> Arrays:
