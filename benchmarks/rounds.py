@@ -6,7 +6,8 @@ A shared machine drifts by tens of percent within minutes. So engines are not ti
 Only one engine computes at a time. The thread pools of onnxruntime and torch spin on for a while after a call, which
 would take cores from the engine that comes next: a process answers when its CPU clock has come to rest.
 
-What other programs took of the cores meanwhile is measured too. A round that they disturbed is tried again.
+What other programs took of the cores meanwhile is measured too. A round that they disturbed is tried again, and left
+out in the end if it stayed so.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Times:
     """What came out of a race.
 
     Attributes:
-        ms: {shape: {engine: one figure a round}}: the median of a block of calls, in ms.
+        ms: {shape: {engine: one figure a round that counts}}: the median of a block of calls, in ms.
         others: {shape: one figure a round}: share of all cores that other programs took.
         engines: {engine: what it is}: max_abs and min_cosine against the golden, peak_rss_mb, rest_ms (the longest
             that its threads spun after a block).
@@ -139,7 +140,7 @@ def timed_in_turns(
         shapes: (batch, sequence) of the feeds; every position is attended.
         rounds: figures for each engine and shape.
         seconds: about how long a block of calls of the slowest engine takes; all engines make as many calls.
-        patience: how often a disturbed round is tried again, on average; then its least disturbed try counts.
+        patience: how often a disturbed round is tried again, on average.
         progress: told what is being done.
 
     Raises:
@@ -157,8 +158,7 @@ def timed_in_turns(
             progress(f"warming up {shape}")
             slowest = max(statistics.median(processes[name].block(shape, 2)[0]) for name in names)
             calls[shape] = max(2, min(1000, int(seconds * 1e3 / slowest)))
-        ms: dict[Shape, dict[str, list[float]]] = {shape: {name: [] for name in names} for shape in shapes}
-        others: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+        turns: dict[Shape, list[tuple[float, dict[str, float]]]] = {shape: [] for shape in shapes}
         patience *= rounds * len(shapes)
         for turn in range(rounds):
             first = turn % len(names)
@@ -170,11 +170,15 @@ def timed_in_turns(
                     progress(f"round {turn + 1} of {rounds} {shape}, again: other programs took {tries[-1][0]:.0%}")
                     patience -= 1
                     tries.append(_turn(order, shape, calls[shape]))
-                share, figures = min(tries, key=lambda each: each[0])
-                others[shape].append(share)
-                for name, figure in figures.items():
-                    ms[shape][name].append(figure)
-        return Times(ms, others, {name: processes[name].ask(_FACTS) for name in names})
+                turns[shape].append(min(tries, key=lambda each: each[0]))
+        facts = {name: processes[name].ask(_FACTS) for name in names}
+    # A round that stayed disturbed counts only where there is no other.
+    kept = {shape: [t for t in each if t[0] <= _QUIET] or each for shape, each in turns.items()}
+    return Times(
+        ms={shape: {name: [figures[name] for _, figures in each] for name in names} for shape, each in kept.items()},
+        others={shape: [share for share, _ in each] for shape, each in kept.items()},
+        engines=facts,
+    )
 
 
 def _turn(processes: Mapping[str, _Process], shape: Shape, calls: int) -> tuple[float, dict[str, float]]:

@@ -40,7 +40,7 @@ def test_quick(tmp_path):
     assert [(row["batch"], row["sequence"]) for row in tiny["results"]] == [(1, 16), (1, 128), (8, 128)]
     for row in tiny["results"]:
         assert set(row["ms"]) == ENGINES
-        assert all(len(times) == 2 and min(times) > 0 for times in row["rounds_ms"].values())
+        assert all(len(times) in (1, 2) and min(times) > 0 for times in row["rounds_ms"].values())
         for other in ("onnxruntime", "torch"):
             pairs = zip(row["rounds_ms"]["tfx"], row["rounds_ms"][other], strict=True)
             each = [a / b for a, b in pairs]

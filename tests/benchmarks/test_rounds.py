@@ -55,16 +55,24 @@ def test_engines_take_turns_and_each_goes_first(rounds, monkeypatch):
     assert found.ms == {(1, 16): {"a": [1.0] * 3, "slow": [10.0] * 3, "c": [1.0] * 3}}
 
 
-def test_a_round_that_others_disturb_is_tried_again(rounds, monkeypatch):
-    figures = iter(range(10, 100))
-    shares = iter([0.9, 0.02, 0.01, *[0.5, 0.4, 0.7, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9]])
-    monkeypatch.setattr(rounds, "_turn", lambda *args: (next(shares), {"a": next(figures)}))
+@pytest.mark.parametrize(
+    ("shares", "counted", "figures"),
+    [
+        # Twice it became quiet; then patience (3 tries a round) ran out, and the third round is left out.
+        ([0.9, 0.02, 0.01, *[0.5] * 9], [0.02, 0.01], [11, 12]),
+        # It never became quiet: the least disturbed try of each round.
+        ([0.9, 0.6, 0.7, 0.8, 0.4, *[0.9] * 7], [0.4, 0.9, 0.9], [14, 20, 21]),
+    ],
+)
+def test_a_round_that_others_disturb_is_tried_again(rounds, monkeypatch, shares, counted, figures):
+    clock = iter(range(10, 100))
+    shares = iter(shares)
+    monkeypatch.setattr(rounds, "_turn", lambda *args: (next(shares), {"a": next(clock)}))
     fake = type("Fake", (), {"block": lambda *args: ([1.0], 0.0), "ask": lambda *args: {}})()
     monkeypatch.setattr(rounds, "_process", lambda *args: contextlib.nullcontext(fake))
     found = rounds.timed_in_turns({"a": {}}, [(1, 1)], rounds=3, seconds=0)
-    # Twice it became quiet; then patience (3 tries a round) ran out, and the least disturbed one counts.
-    assert found.others == {(1, 1): [0.02, 0.01, 0.4]}
-    assert found.ms == {(1, 1): {"a": [11, 12, 14]}}
+    assert found.others == {(1, 1): counted}
+    assert found.ms == {(1, 1): {"a": figures}}
 
 
 def test_what_others_take_is_what_the_cores_did_beyond_the_engines(rounds, monkeypatch):
