@@ -15,7 +15,7 @@ from onnxscript import version_converter
 
 from ..errors import SourceError
 from ..runtime.external import check_external_data
-from ..runtime.tensors import TensorSpec
+from ..runtime.tensors import DTYPES, TensorSpec
 from .capture import OPSET
 from .metadata import restore_metadata
 from .probe import first_line
@@ -99,23 +99,31 @@ def _failures() -> Iterator[list[str]]:
 def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
     """The inputs of a model, their roles judged by name, type and axes.
 
-    Integer inputs get a limit of the table they are looked up in, where that is a weight.
+    Integer inputs get a limit of the table they are looked up in, where that is a weight. An axis whose name
+    comes first wherever it occurs is called ``batch``, whatever the file calls it.
 
     Raises:
         SourceError: An input is no tensor of known rank and type.
     """
     initializers = set(model.graph.initializers)
     specs: list[TensorSpec] = []
-    for value in model.graph.inputs:
-        if value.name is None or value.name in initializers:
-            continue
+    values = [value for value in model.graph.inputs if value.name is not None and value.name not in initializers]
+    for value in values:
         if value.dtype is None or value.shape is None:
             raise SourceError(f"{name}: input {value.name} has no known type and rank, wanted a tensor")
-        axes = tuple(
-            axis if isinstance(axis, int) else str(axis.value or f"axis_{i}") for i, axis in enumerate(value.shape)
-        )
+        if str(value.dtype.numpy()) not in DTYPES:
+            raise SourceError(f"{name}: input {value.name} is {value.dtype}, wanted one of {', '.join(DTYPES)}")
+    shapes = [
+        [axis if isinstance(axis, int) else str(axis.value or f"axis_{i}") for i, axis in enumerate(value.shape or ())]
+        for value in values
+    ]
+    later = {axis for axes in shapes for axis in axes[1:]}
+    for value, axes in zip(values, shapes, strict=True):
+        if axes and isinstance(axes[0], str) and axes[0] not in later:
+            axes[0] = "batch"
+        assert value.dtype is not None and value.name is not None
         kind = str(value.dtype.numpy())
-        specs.append(TensorSpec(value.name, kind, axes, role_of(value.name, kind, axes), _limit(value)))
+        specs.append(TensorSpec(value.name, kind, tuple(axes), role_of(value.name, kind, axes), _limit(value)))
     return tuple(specs)
 
 
