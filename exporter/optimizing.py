@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BundleError, FeedError, InputError, ParityError
+from ..runtime.external import check_external_data
 from ..runtime.golden import GoldenCase
 from ..runtime.parity import TOLERANCES, ParityReport, verify
 from ..runtime.providers import create_session
@@ -105,8 +106,14 @@ def _check_destination(source: Path, out: Path, force: bool) -> None:
         raise InputError(f"{out}: its folder {out.parent} does not exist")
     if out.exists() and source.exists() and out.samefile(source):
         raise InputError(f"{out}: is the input itself, wanted another file")
-    if out.exists() and not force:
-        raise InputError(f"{out}: exists; --force replaces it")
+    data = out.with_name(out.name + DATA_SUFFIX)
+    if source.is_file() and data.exists():
+        for name in check_external_data(source):
+            if data.samefile(source.parent / name):
+                raise InputError(f"{out}: its weights would replace {data.name}, which {source.name} reads; rename it")
+    for path in (out, data):
+        if path.exists() and not force:
+            raise InputError(f"{path}: exists; --force replaces it")
 
 
 def _compare(original: Path, optimized: Path, specs: tuple[TensorSpec, ...]) -> ParityReport:
