@@ -13,6 +13,7 @@ onnxruntime. Errors become one line on stderr and an exit code:
 from __future__ import annotations
 
 import importlib
+import re
 import traceback
 from typing import Any, NoReturn
 
@@ -95,14 +96,27 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     if isinstance(error, ImportError):
         error = DependencyError.from_import(error) or error
+    memory = None if isinstance(error, MachineError) else _memory(error)
+    if memory is not None:
+        _stop(f"out of memory: {memory}" if memory else "out of memory", MachineError.exit_code)
     if isinstance(error, TfxError):
         _stop(str(error), error.exit_code)
-    if isinstance(error, MemoryError):
-        _stop(f"out of memory: {error}" if str(error) else "out of memory", MachineError.exit_code)
     if isinstance(error, click.ClickException):
         _stop(error.format_message(), InputError.exit_code)
     hint = "" if debug else " (tfx --debug ... shows where)"
     _stop(f"unexpected {type(error).__name__}: {error}{hint}", TfxError.exit_code)
+
+
+def _memory(error: BaseException | None) -> str | None:
+    """Return what was too large when memory ran out, None when it did not; torch says so by a RuntimeError."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return str(error)
+        if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+            size = re.search(r"tried to allocate \d+ bytes", str(error))
+            return size[0] if size else ""
+        error = error.__cause__
+    return None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
