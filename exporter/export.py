@@ -70,8 +70,7 @@ def export(
         ParityError: The written model does not give the module's numbers.
     """
     profile = targets.get(target)
-    if opset is not None and not profile.min_opset <= opset <= profile.max_opset:
-        raise InputError(f"opset: found {opset}, wanted {profile.min_opset} to {profile.max_opset}")
+    profile.check_opset(opset)
     ensure_free(out, force)
     step("loading")
     live = source if isinstance(source, Source) else source()

@@ -60,6 +60,7 @@ def optimize(
     """
     source, out = Path(source), Path(out)
     profile = targets.get(target)
+    profile.check_opset(opset)
     _check_destination(source, out, force)
     step("loading")
     model = load(source)

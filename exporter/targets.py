@@ -35,6 +35,15 @@ class Target:
     provider: str = "cpu"
     max_inline_bytes: int = 1 << 30
 
+    def check_opset(self, opset: int | None) -> None:
+        """Refuses an ai.onnx opset that cannot be asked for; ``None`` asks for none.
+
+        Raises:
+            InputError: It is out of range.
+        """
+        if opset is not None and not self.min_opset <= opset <= self.max_opset:
+            raise InputError(f"opset: found {opset}, wanted {self.min_opset} to {self.max_opset}")
+
 
 TARGETS = {
     target.name: target
