@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
+from click.testing import Result
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
@@ -22,10 +24,12 @@ from tfx.exporter.targets import get
 from tfx.models.config import EncoderConfig
 
 Arrays = dict[str, np.ndarray]
+Call = Callable[..., Result]
 Runner = Callable[[Mapping[str, np.ndarray]], Arrays]
 
 MASK = "attention_mask:int64:batch,sequence"
 LOWERINGS = [("cpu", None), ("cuda", None), *(("portable", opset) for opset in range(17, 24))]
+SIZES = ["--d-model", "16", "--heads", "2", "--layers", "2", "--d-ff", "32", "--vocab-size", "50", "--max-len", "40"]
 TINY: dict[str, Any] = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 32, "vocab_size": 50, "max_len": 40}
 
 
@@ -118,3 +122,19 @@ def parse(text: str, constants: Mapping[str, Any] | Sequence[tuple[str, Any]] = 
     for name, value in dict(constants).items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file and folder below a folder, hidden ones too, without what Python caches."""
+    found = (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
+def said(result: Result, code: int = 2) -> str:
+    """The one line of a command's error; nothing else may have been said."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0].removeprefix("error: ")

@@ -29,7 +29,7 @@ from tfx.runtime.bundle import Bundle
 from tfx.runtime.parity import verify_bundle
 from tfx.runtime.tensors import default_cases
 
-from .running import MASK, TINY, encoder, source_of, torch_answers
+from .running import MASK, TINY, contents, encoder, source_of, torch_answers
 
 road = importlib.import_module("tfx.exporter.export")
 COUNTS = {"attention": 2, "layer_norm": 4, "rms_norm": 0, "gelu": 2, "rotary": 0}
@@ -44,11 +44,6 @@ def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return export(encoder(pooling="mean")[0], tmp_path_factory.mktemp("export") / "tiny")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def made(out: Path, **options: Any) -> Bundle:
