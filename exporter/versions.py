@@ -15,6 +15,7 @@ import onnx.helper
 import onnx_ir as ir
 
 from ..errors import InputError
+from .fusion import fixed
 from .targets import Target
 
 METADATA_IR = 10
@@ -27,6 +28,27 @@ _AXES_INPUT = {"ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "
 """Reductions whose axes became an input in opset 18."""
 
 
+_VALUES = {
+    ("Pad", "mode", "wrap"): 19,
+    ("Resize", "coordinate_transformation_mode", "half_pixel_symmetric"): 19,
+    ("GridSample", "mode", "linear"): 20,
+    ("GridSample", "mode", "cubic"): 20,
+    ("ScatterElements", "reduction", "max"): 18,
+    ("ScatterElements", "reduction", "min"): 18,
+    ("ScatterND", "reduction", "max"): 18,
+    ("ScatterND", "reduction", "min"): 18,
+}
+"""Values of attributes that came after the attribute itself: (operator, attribute, value) -> opset."""
+
+
+def _text(attribute: ir.Attr) -> str:
+    return attribute.as_string() if attribute.type == ir.AttributeType.STRING else ""
+
+
+def _default(schema: onnx.defs.OpSchema, name: str) -> bytes:
+    return schema.attributes[name].default_value.SerializeToString()
+
+
 @functools.cache
 def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
     try:
@@ -35,12 +57,20 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-def _valid(node: ir.Node, version: int) -> bool:
-    schema = _schema(node.op_type, version)
-    if schema is None or schema.deprecated:
+def _valid(node: ir.Node, version: int, written: int) -> bool:
+    """Whether a node that was written for one opset means the same in an older one."""
+    schema, own = _schema(node.op_type, version), _schema(node.op_type, written)
+    if schema is None or schema.deprecated or own is None:
         return False
     if not set(node.attributes) <= set(schema.attributes):
         return False
+    for name, attribute in schema.attributes.items():
+        if name in node.attributes:
+            since = _VALUES.get((node.op_type, name, _text(node.attributes[name])), 0)
+            if since > version:
+                return False
+        elif attribute.required or (name in own.attributes and _default(own, name) != _default(schema, name)):
+            return False
     if not schema.min_input <= len(node.inputs) <= schema.max_input:
         return False
     if not len(node.outputs) <= schema.max_output:
@@ -86,7 +116,7 @@ def lowest_opset(model: ir.Model) -> tuple[int, str]:
         if node.domain not in ("", "ai.onnx") or (lowest == _FLOOR and _has_older_form(node)):
             continue
         version = lowest
-        while version < newest and not _valid(node, version):
+        while version < newest and not _valid(node, version, newest):
             version += 1
         if version > lowest:
             lowest, because = version, node.op_type
@@ -95,10 +125,13 @@ def lowest_opset(model: ir.Model) -> tuple[int, str]:
 
 def _constant_axes(node: ir.Node) -> list[int] | None:
     """The axes of a Reduce*-18 that Reduce*-13 could have as an attribute."""
-    if node.op_type not in _AXES_INPUT or len(node.inputs) < 2 or node.inputs[1] is None:
+    if node.op_type not in _AXES_INPUT or len(node.inputs) < 2:
         return None
-    axes = ir.convenience.get_const_tensor(node.inputs[1])
-    return None if axes is None else axes.numpy().tolist()
+    axes, older = fixed(node.inputs[1]), _schema(node.op_type, _FLOOR)
+    # Without any axis the two mean different things: all axes, or none where the attribute says so.
+    if axes is None or axes.size == 0 or older is None or not _typed(node.inputs[:1], older.inputs, older):
+        return None
+    return axes.numpy().tolist()
 
 
 def _is_even_split(node: ir.Node) -> bool:
@@ -111,7 +144,13 @@ def _is_even_split(node: ir.Node) -> bool:
 
 
 def _has_older_form(node: ir.Node) -> bool:
-    return _constant_axes(node) is not None or _is_even_split(node)
+    if not (_constant_axes(node) is not None or _is_even_split(node)):
+        return False
+    schema = _schema(node.op_type, _FLOOR)
+    return schema is not None and all(
+        _typed(values, formals, schema)
+        for values, formals in ((node.inputs[:1], schema.inputs), (node.outputs, schema.outputs))
+    )
 
 
 def _to_older_form(model: ir.Model) -> None:
