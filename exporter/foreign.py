@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import google.protobuf.message
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -34,10 +33,12 @@ def load(path: Path) -> ir.Model:
     """
     if not path.is_file():
         raise SourceError(f"{path}: found {'a folder' if path.is_dir() else 'nothing'}, wanted an .onnx file")
+    check_external_data(path)
     try:
-        check_external_data(path)
         model = ir.load(path)
-    except (google.protobuf.message.DecodeError, ValueError, TypeError, AttributeError) as error:
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # a damaged file fails wherever its damage is met
         raise SourceError(f"{path}: not an ONNX file, or damaged") from error
     if not model.graph.outputs:
         raise SourceError(f"{path}: not an ONNX file, or damaged: it has no outputs")
@@ -45,8 +46,24 @@ def load(path: Path) -> ir.Model:
     found = model.opset_imports.get("", 0)
     if found > newest:
         raise SourceError(f"{path}: ai.onnx opset {found}, wanted at most {newest}; install a newer onnx")
+    _check_sources(model, path)
     restore_metadata(model)
     return model
+
+
+def _check_sources(model: ir.Model, path: Path) -> None:
+    """Refuse what the pipeline would lose or rename: values from nowhere, and inputs that are outputs."""
+    graph = model.graph
+    for node in nodes(model):
+        for value in node.inputs:
+            if value is not None and value.graph is None and value.producer() is None:
+                raise SourceError(
+                    f"{path}: {value.name}, which {node.name or node.op_type} reads, is nowhere in the file "
+                    "(sparse initializers are not supported)"
+                )
+    for value in graph.outputs:
+        if value.is_graph_input():
+            raise SourceError(f"{path}: output {value.name} is an input as it is; put an Identity between them")
 
 
 def to_canonical_opset(model: ir.Model, name: str) -> None:
@@ -56,6 +73,10 @@ def to_canonical_opset(model: ir.Model, name: str) -> None:
         SourceError: The model's opset cannot be converted.
     """
     if model.functions:
+        for function in model.functions.values():
+            for node in function:
+                for value in node.outputs:
+                    value.shape = None  # its axes are named alike at every call, whatever the call's sizes
         passes.InlinePass()(model)
     found = model.opset_imports.get("", OPSET)
     if found < OPSET:

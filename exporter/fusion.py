@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -136,7 +137,6 @@ class Fusion(ops.RewriteRuleClassBase):
         marks: Whether the last node's metadata says so, because its operator does not.
         result: ``(domain, op_type)`` of the node that the rule is there to make.
         example_opset: ai.onnx opset of the example graph.
-        result_opset: The lowest ai.onnx opset in which the replacement is valid.
         keeps_inner: The replacement leaves inner values that are needed elsewhere in the graph (they are
             cheap and shared); otherwise such a match is refused.
     """
@@ -149,7 +149,6 @@ class Fusion(ops.RewriteRuleClassBase):
     marks: ClassVar[bool] = False
     result: ClassVar[tuple[str, str]]
     example_opset: ClassVar[int] = 23
-    result_opset: ClassVar[int] = 23
     keeps_inner: ClassVar[bool] = False
 
     flipped: frozenset[int] = frozenset()
@@ -252,13 +251,16 @@ def constants_second(model: ir.Model) -> None:
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type in COMMUTATIVE and not node.domain and len(node.inputs) == 2:
             first, second = node.inputs
-            if _is_constant(first) and not _is_constant(second):
+            if fixed(first) is not None and fixed(second) is None:
                 node.replace_input_with(0, second)
                 node.replace_input_with(1, first)
 
 
-def _is_constant(value: ir.Value | None) -> bool:
-    return value is not None and ir.convenience.get_const_tensor(value) is not None
+def fixed(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of a constant; ``None`` for what is computed, and for initializers that a caller may override."""
+    if value is None or value.is_graph_input():
+        return None
+    return ir.convenience.get_const_tensor(value)
 
 
 def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.RewriteRule:
@@ -305,28 +307,50 @@ def _share_signature(function: Callable[..., Any], of: Callable[..., Any]) -> No
 # Guards: each returns what a rule needs or raises Refuse with what was found and what was wanted.
 
 
-def scalar(value: ir.Value | None, what: str) -> float:
-    """The number in a constant of one element (0-d, 1-d, half, ...)."""
+def scalar(value: ir.Value | None, what: str, beside: ir.Value | None = None) -> float:
+    """The number in a constant of one element (0-d, 1-d, half, ...).
+
+    Args:
+        value: The constant.
+        what: Its name in a refusal.
+        beside: What it meets in the graph: a number of higher rank than that would add axes to the result.
+    """
     array = constant(value, what)
-    if array.size != 1:
+    if array.size != 1 or array.ndim > max(rank(beside) or 1, 1):
         raise Refuse(f"{what} has shape {list(array.shape)}, wanted one number", *_source(value))
     return float(array.reshape(()))
 
 
-def expect(value: ir.Value | None, wanted: float, what: str) -> None:
+def expect(value: ir.Value | None, wanted: float, what: str, beside: ir.Value | None = None) -> None:
     """Refuses unless a constant equals ``wanted``, as far as its type and six decimals can say."""
-    found = scalar(value, what)
+    found = scalar(value, what, beside)
     slack = 1e-3 if constant(value, what).dtype.itemsize == 2 else 1e-5
     if not abs(found - wanted) <= slack * abs(wanted):
         raise Refuse(f"{what} is {found:.6g}, wanted {wanted:.6g}", *_source(value))
 
 
+def positive(value: ir.Value | None, what: str, beside: ir.Value | None = None) -> float:
+    """A positive, finite number."""
+    found = scalar(value, what, beside)
+    if not (math.isfinite(found) and found > 0):
+        raise Refuse(f"{what} is {found:g}, wanted a positive number", *_source(value))
+    return found
+
+
 def constant(value: ir.Value | None, what: str) -> np.ndarray:
     """The array of a constant."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    if tensor is None or (value is not None and value.is_graph_input()):
+    tensor = fixed(value)
+    if tensor is None:
         raise Refuse(f"{what} is not a constant", *_source(value))
     return tensor.numpy()
+
+
+def of_type(value: ir.Value | None, what: str, *allowed: ir.DataType) -> None:
+    """Refuses a value of another element type than the kernels or the arithmetic of a rule are made for."""
+    found = None if value is None else value.dtype
+    if found not in allowed:
+        names = " or ".join(kind.name for kind in allowed)
+        raise Refuse(f"{what} is {found.name if found else 'of unknown type'}, wanted {names}", *_source(value))
 
 
 def rank(value: ir.Value | None) -> int | None:
@@ -363,15 +387,29 @@ def transpose(op: Any, x: ir.Value, perm: Sequence[int]) -> ir.Value:
     return y
 
 
-def weight(op: Any, beside: ir.Value, name: str, make: Callable[[], ir.TensorProtocol]) -> ir.Value:
-    """An initializer of that name: the one of the graph that ``beside`` is in, else a new one.
+def weight(op: Any, beside: ir.Value, name: str, content: str, make: Callable[[], ir.TensorProtocol]) -> ir.Value:
+    """An initializer of our own making: the one that is there already for the same content, else a new one.
 
-    The name must say what the content is: a rule that meets the same weights again gets the same value.
+    Args:
+        op: The rewriter's builder.
+        beside: A value of the graph that it goes into.
+        name: What to call it; another initializer of that name gets a number behind it.
+        content: Says all that it is made of.
+        make: Makes the tensor.
     """
     graph = beside.graph
-    if isinstance(graph, ir.Graph) and name in graph.initializers:
-        return graph.initializers[name]
-    return op.initializer(make(), name=name)
+    there = graph.initializers if isinstance(graph, ir.Graph) else {}
+    free, number = name, 1
+    while free in there:
+        if there[free].meta.get(_CONTENT) == content:
+            return there[free]
+        free, number = f"{name}_{number}", number + 1
+    made = op.initializer(make(), name=free)
+    made.meta[_CONTENT] = content
+    return made
+
+
+_CONTENT = "tfx.content"
 
 
 def last_axis_only(node: ir.Node, of: ir.Value, what: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from .fusion import same_axis
+from .fusion import fixed, same_axis
 
 __all__ = ["drop_no_ops"]
 
@@ -85,7 +85,7 @@ def _reduces_last(node: ir.Node) -> bool:
     """Whether a reduction since opset 18 reduces the last axis alone."""
     if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
         return False
-    axes, shape = ir.convenience.get_const_tensor(node.inputs[1]), node.inputs[0].shape
+    axes, shape = fixed(node.inputs[1]), node.inputs[0].shape
     if axes is None or axes.size != 1:
         return False
     last = int(axes.numpy().reshape(()))

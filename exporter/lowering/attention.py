@@ -14,32 +14,17 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, rank, static, weight
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, of_type, rank, static, weight
+from ..raising.attention_form import plain
 from .masks import as_bias, zero_dead_rows
 
 CONTRIB = "com.microsoft"
 _TWO_HEADS = {"Attention": {"q_num_heads": 2, "kv_num_heads": 2}}
-
-
-def _node(y: ir.Value) -> ir.Node:
-    node = y.producer()
-    assert node is not None
-    return node
-
-
-def _plain(node: ir.Node) -> None:
-    """Refuses what no kernel below offers: causal masks and soft caps."""
-    if node.attributes.get_int("is_causal", 0):
-        raise Refuse("is_causal is 1, wanted a bidirectional encoder's 0")
-    if node.attributes.get_float("softcap", 0.0) != 0.0:
-        raise Refuse(f"softcap is {node.attributes.get_float('softcap', 0.0):g}, wanted 0")
-    if len(node.inputs) > 4 and any(value is not None for value in node.inputs[4:]):
-        raise Refuse("the node has a key-value cache, wanted a plain encoder")
 
 
 def _heads(node: ir.Node) -> int:
@@ -53,6 +38,14 @@ def _heads(node: ir.Node) -> int:
     if heads < 1 or heads != keys:
         raise Refuse(f"Q has {heads} heads and K {keys}, wanted equal numbers", q)
     return heads
+
+
+def _types(node: ir.Node, *allowed: ir.DataType) -> None:
+    """Refuses element types that the kernels lack, and float masks of another type than the queries."""
+    q, mask = node.inputs[0], node.inputs[3] if len(node.inputs) > 3 else None
+    of_type(q, "Q", *allowed)
+    if q is not None and q.dtype is not None and mask is not None:
+        of_type(mask, "mask", ir.DataType.BOOL, q.dtype)
 
 
 def _scale(node: ir.Node) -> dict[str, float]:
@@ -78,6 +71,7 @@ class _Lowering(Fusion):
     """Lowers any canonical attention node, with or without a mask, in its 3-D or its 4-D form."""
 
     meaning = "attention"
+    types: ClassVar[tuple[ir.DataType, ...]] = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
     variants = tuple({"masked": masked, "many": many} for masked, many in itertools.product((True, False), repeat=2))
     tolerance = 3e-6
 
@@ -93,12 +87,13 @@ class _Lowering(Fusion):
         return {} if self._many else _TWO_HEADS
 
     def check(self, op: Any, y: ir.Value, **_: Any) -> None:
-        if self._many != (rank(_node(y).inputs[0]) == 4):
+        if self._many != (rank(plain(y).inputs[0]) == 4):
             raise Refuse()  # The other variant's.
-        _plain(_node(y))
-        _heads(_node(y))
+        node = plain(y)
+        _heads(node)
+        _types(node, *self.types)
         if self._many:
-            for value, name in zip(_node(y).inputs[:3], "QKV", strict=False):
+            for value, name in zip(node.inputs[:3], "QKV", strict=False):
                 assert value is not None
                 static(value, 3, name)
 
@@ -131,18 +126,18 @@ class MultiHeadAttention(_Lowering):
     """``Attention(q, k, v, mask)`` -> ``com.microsoft.MultiHeadAttention(q, k, v, bias)``."""
 
     result = (CONTRIB, "MultiHeadAttention")
-    result_opset = 17
+    types = (ir.DataType.FLOAT,)
     near_misses = _NEAR_MISSES
 
     def rewrite(
         self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
     ) -> ir.Value:
-        heads = _heads(_node(y))
+        heads = _heads(plain(y))
         merged = [_merged(op, x, name) if self._many else x for x, name in ((q, "Q"), (k, "K"), (v, "V"))]
         inputs: list[ir.Value | None] = [*merged]
         if mask is not None:
             inputs += [None, None, as_bias(op, mask, q, k, spread=True)]
-        out = op.MultiHeadAttention(*inputs, num_heads=heads, **_scale(_node(y)), _domain=CONTRIB)
+        out = op.MultiHeadAttention(*inputs, num_heads=heads, **_scale(plain(y)), _domain=CONTRIB)
         if mask is not None:
             out = zero_dead_rows(op, out, mask, heads)
         return _split(op, out, heads) if self._many else out
@@ -153,13 +148,13 @@ class AttentionPrimitives(_Lowering):
 
     result = ("", "Softmax")
     marks = True
-    result_opset = 17
     near_misses = _NEAR_MISSES
 
     def rewrite(
         self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
     ) -> ir.Value:
-        node, heads = _node(y), _heads(_node(y))
+        node = plain(y)
+        heads = _heads(node)
         size = static(q, -1, "Q") // (1 if self._many else heads)
         scale = node.attributes.get_float("scale", size**-0.5)
         if not self._many:
@@ -201,7 +196,8 @@ class AttentionMask(_Lowering):
         self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
     ) -> ir.Value:
         assert mask is not None
-        node, heads = _node(y), _heads(_node(y))
+        node = plain(y)
+        heads = _heads(node)
         bias = as_bias(op, mask, q, k, spread=True, clamp=True)
         bias.metadata_props[_SPREAD] = "1"
         attributes = {name: attr.value for name, attr in node.attributes.items()}
@@ -223,7 +219,6 @@ class PackedAttention(Fusion):
 
     meaning = "attention"
     result = (CONTRIB, "Attention")
-    result_opset = 17
     tolerance = 5e-6
     variants = tuple(
         {"masked": masked, "biased": biased} for masked, biased in itertools.product((True, False), repeat=2)
@@ -247,8 +242,9 @@ class PackedAttention(Fusion):
     def check(
         self, op: Any, x: ir.Value, w_q: ir.Value, w_k: ir.Value, w_v: ir.Value, y: ir.Value, **bindings: Any
     ) -> None:
-        _plain(_node(y))
-        heads = _heads(_node(y))
+        node = plain(y)
+        heads = _heads(node)
+        _types(node, ir.DataType.FLOAT)
         if rank(x) != 3:
             raise Refuse(f"input has rank {rank(x)}, wanted (batch, sequence, d)", x)
         widths = []
@@ -278,7 +274,7 @@ class PackedAttention(Fusion):
         mask: ir.Value | None = None,
         **_: Any,
     ) -> ir.Value:
-        heads = _heads(_node(y))
+        heads = _heads(plain(y))
         packed = _joined(op, [w_q, w_k, w_v], 1)
         inputs: list[ir.Value | None] = [x, packed]
         if b_q is not None and b_k is not None and b_v is not None:
@@ -287,10 +283,12 @@ class PackedAttention(Fusion):
             # The schema calls the bias optional; onnxruntime 1.31's CPU kernel crashes without one.
             width = sum(static(w, 1, "W") for w in (w_q, w_k, w_v))
             kind = (x.dtype or ir.DataType.FLOAT).numpy()
-            inputs.append(weight(op, x, f"tfx_zeros_{kind}_{width}", lambda: ir.tensor(np.zeros(width, kind))))
+            inputs.append(
+                weight(op, x, f"zeros_{width}", f"zeros {kind} {width}", lambda: ir.tensor(np.zeros(width, kind)))
+            )
         if mask is not None:
             inputs += [None, None, as_bias(op, mask, q, q, spread=True)]
-        attributes: dict[str, Any] = {"num_heads": heads, **_scale(_node(y))}
+        attributes: dict[str, Any] = {"num_heads": heads, **_scale(plain(y))}
         widths = [static(w, 1, "W") for w in (w_q, w_k, w_v)]
         if widths[2] != widths[0]:
             attributes["qkv_hidden_sizes"] = widths
@@ -331,4 +329,4 @@ def _joined(op: Any, parts: list[ir.Value], axis: int) -> ir.Value:
             name=name,
         )
 
-    return weight(op, parts[0], name, make)
+    return weight(op, parts[0], name, f"packed {names}", make)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, rank
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, axis_of, of_type, rank, same_axis
 from ..raising.gelu import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
 from .attention import CONTRIB
+
+_STANDARD = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def _approximate(y: ir.Value) -> str:
@@ -22,13 +24,14 @@ class _Gelu(Fusion):
     """A rule on one of the two functions; the other one is another rule's, so that is no refusal."""
 
     meaning = "gelu"
-    result_opset = 17
     tolerance = 2e-6
     approximate = "none"
+    types: ClassVar[tuple[ir.DataType, ...]] = (ir.DataType.FLOAT,)
 
     def check(self, op: Any, y: ir.Value, **_: Any) -> None:
         if _approximate(y) != self.approximate:
             raise Refuse()
+        of_type(y, "GELU", *self.types)
 
     def open_attributes(self) -> dict[str, dict[str, Any]]:
         return {"Gelu": {"approximate": self.approximate}}
@@ -46,6 +49,8 @@ class _Biased(_Gelu):
     near_misses = (
         NearMiss("a residual, not a bias", "bias has rank 3", {"bias": Arg(("B", "S", 16))}),
         NearMiss("a bias for one token", "bias has rank 2", {"bias": np.ones((1, 16), np.float32)}),
+        NearMiss("one number for all channels", "bias has 1 elements", {"bias": np.ones(1, np.float32)}),
+        NearMiss("a bias that widens the input", "bias has 16 elements", {"x": Arg(("B", "S", 1))}),
     )
 
     def pattern(self, op: Any, x: Any, bias: Any) -> Any:
@@ -53,11 +58,11 @@ class _Biased(_Gelu):
 
     def check(self, op: Any, y: ir.Value, **bindings: Any) -> None:
         super().check(op, y)
-        bias: ir.Value = bindings["bias"]
-        if bias.const_value is None and rank(bias) != 1:
-            raise Refuse(f"bias has rank {rank(bias)}, wanted a vector", bias)
+        x, bias = bindings["x"], bindings["bias"]
         if rank(bias) != 1:
             raise Refuse(f"bias has rank {rank(bias)}, wanted a vector", bias)
+        if not same_axis(axis_of(x, -1), axis_of(bias, 0)):
+            raise Refuse(f"bias has {axis_of(bias, 0)} elements, wanted {axis_of(x, -1)} as the input", bias)
 
     def example(self) -> Example:
         return {**super().example(), "bias": np.linspace(-1, 1, 16, dtype=np.float32)}
@@ -109,6 +114,7 @@ class GeluErfPrimitives(_Unbiased):
     """``Gelu(x)`` -> ``x * 0.5 * (1 + erf(x * sqrt(1/2)))``."""
 
     result = ("", "Erf")
+    types = _STANDARD
     marks = True
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
@@ -121,6 +127,7 @@ class GeluTanhPrimitives(_Unbiased):
 
     approximate = "tanh"
     result = ("", "Tanh")
+    types = _STANDARD
     marks = True
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:

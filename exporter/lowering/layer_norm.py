@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, rank, same_axis
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, of_type, rank, same_axis
 from .attention import CONTRIB
 
 
@@ -21,7 +21,6 @@ class SkipLayerNorm(Fusion):
 
     meaning = "layer_norm"
     result = (CONTRIB, "SkipLayerNormalization")
-    result_opset = 17
     tolerance = 4e-6
     variants = tuple(
         {"summed": summed, "biased": biased} for summed, biased in itertools.product((False, True), repeat=2)
@@ -40,16 +39,23 @@ class SkipLayerNorm(Fusion):
     def open_attributes(self) -> dict[str, dict[str, Any]]:
         return {"LayerNormalization": {"axis": -1, "epsilon": 1e-12}}
 
-    def check(self, op: Any, a: ir.Value, b: ir.Value, y: ir.Value, total: ir.Value, **_: Any) -> None:
+    def check(self, op: Any, a: ir.Value, b: ir.Value, y: ir.Value, total: ir.Value, **bindings: Any) -> None:
         again = total.is_graph_output() or len(total.uses()) > 1
         if again != self._summed:
             raise Refuse()  # The other variant's.
         node = y.producer()
         assert node is not None
+        of_type(total, "the sum", ir.DataType.FLOAT, ir.DataType.FLOAT16)
         if rank(total) != 3:
             raise Refuse(f"the sum has rank {rank(total)}, wanted (batch, sequence, d)", total)
         if node.attributes.get_int("axis", -1) not in (-1, 2):
             raise Refuse(f"the norm runs from axis {node.attributes.get_int('axis', -1)}, wanted the last", y)
+        for name in ("scale", "bias") if self._biased else ("scale",):
+            vector: ir.Value = bindings[name]
+            if rank(vector) != 1:
+                raise Refuse(f"{name} has rank {rank(vector)}, wanted a vector", vector)
+            if vector.producer() is not None:  # It could be computed from the sum that it would help to compute.
+                raise Refuse(f"{name} is computed, wanted a weight", vector)
         for side in (a, b):
             same = side.shape is not None and total.shape is not None and rank(side) == 3
             if not same or not all(same_axis(x, t) for x, t in zip(side.shape or (), total.shape or (), strict=False)):
@@ -88,6 +94,14 @@ class SkipLayerNorm(Fusion):
 
     near_misses = (
         NearMiss("positions that broadcast over the batch", "one side of the sum", {"b": Arg((1, "S", 16))}),
+        NearMiss("a scale per token", "scale has rank 3", {"scale": np.ones((1, 1, 16), np.float32)}),
+        NearMiss(
+            "a bias made of the sum",
+            "bias is computed",
+            build=lambda op, a, b, scale, bias: op.LayerNormalization(
+                (total := op.Add(a, b)), scale, op.Squeeze(op.ReduceMax(total, op.Constant(value_ints=[0, 1])))
+            ),
+        ),
         NearMiss("no batch axis", "one side of the sum", {"b": Arg(("S", 16))}),
         NearMiss(
             "a norm over two axes",

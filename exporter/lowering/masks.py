@@ -8,40 +8,52 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import absorbing, rank, same_axis
+from ..fusion import absorbing, fixed, rank, same_axis
 
 _THROUGH = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Identity", "Slice", "Gather"})
 
 Interval = tuple[float, float]
 
 _UNKNOWN: Interval = (-math.inf, math.inf)
+_DEPTH = 64
 
 
 def may_be_minus_inf(mask: ir.Value) -> bool:
-    """Whether a float mask can hold -inf: false only where the graph shows that it cannot.
+    """Whether a float mask can hold -inf: false only where the graph shows that it cannot."""
+    return not _interval(mask, {}, _DEPTH)[0] > -math.inf  # NaN is unknown too
 
-    Integers and booleans that a mask is made of are taken for 0 or 1.
+
+def _interval(value: ir.Value | None, known: dict[ir.Value, Interval], depth: int) -> Interval:
+    """Bounds of a value's elements, by interval arithmetic on the nodes that masks are made of.
+
+    Bounds that the element type cannot hold are infinite, as the elements would be.
     """
-    kind = (mask.dtype or ir.DataType.FLOAT).numpy()
-    return not _interval(mask)[0] >= float(np.finfo(kind).min)  # NaN is unknown too
-
-
-def _interval(value: ir.Value | None) -> Interval:
-    """Bounds of a value's elements, by interval arithmetic on the nodes that masks are made of."""
-    if value is None:
+    if value is None or depth == 0:
         return _UNKNOWN
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is not None and not value.is_graph_input():
+    if value not in known:
+        low, high = _bounds(value, known, depth)
+        kind = value.dtype or ir.DataType.FLOAT
+        if kind.is_floating_point() and kind != ir.DataType.BFLOAT16:
+            limits = np.finfo(kind.numpy())
+            low = -math.inf if low < float(limits.min) else low
+            high = math.inf if high > float(limits.max) else high
+        known[value] = (low, high)
+    return known[value]
+
+
+def _bounds(value: ir.Value, known: dict[ir.Value, Interval], depth: int) -> Interval:
+    tensor = fixed(value)
+    if tensor is not None:
         array = tensor.numpy()
         return (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-    if value.dtype is not None and not value.dtype.is_floating_point():
+    if value.dtype == ir.DataType.BOOL:
         return 0.0, 1.0
     node = value.producer()
     if node is None or node.domain:
         return _UNKNOWN
+    bounds = [_interval(each, known, depth - 1) for each in node.inputs]
     if node.op_type in _THROUGH or node.op_type == "Cast":
-        return _interval(node.inputs[0])
-    bounds = [_interval(each) for each in node.inputs]
+        return bounds[0]
     if node.op_type == "Where":
         return min(low for low, _ in bounds[1:]), max(high for _, high in bounds[1:])
     if node.op_type in ("Max", "Min"):
@@ -80,7 +92,12 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
     if mask.dtype == ir.DataType.BOOL:
         zero = op.Constant(value=ir.tensor(np.array(0, kind)))
         bias = op.Where(mask, zero, op.Constant(value=ir.tensor(lowest)))
-    elif may_be_minus_inf(mask) or (clamp and not _interval(mask)[0] >= float(lowest)):
+    elif may_be_minus_inf(mask):
+        # A key at -inf stays below one at the lowest float, which a row of such keys would still attend to.
+        never = op.Constant(value=ir.tensor(lowest * 2))
+        finite = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
+        bias = op.Where(op.IsInf(mask, detect_positive=0), never, finite)
+    elif clamp and not _interval(mask, {}, _DEPTH)[0] >= float(lowest * 2):
         bias = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
     missing = 4 - (rank(mask) or 4)
     if missing and spread:

@@ -24,6 +24,8 @@ from ..fusion import (
     Refuse,
     absorbing,
     axis_of,
+    of_type,
+    positive,
     rank,
     same_axis,
     scalar,
@@ -31,8 +33,11 @@ from ..fusion import (
     transpose,
 )
 
-FILL_LIMIT = -1e4
-"""A fill value above this leaves a masked key some weight; the additive form would then differ."""
+FILL_LIMIT = -1e6
+"""A fill value above this could leave a masked key some weight, or be no lower than real scores.
+
+The additive form assumes that every score is above the value in the graph (-1e9, the lowest float ...).
+"""
 
 
 class AttentionPieces(Fusion):
@@ -45,7 +50,8 @@ class AttentionPieces(Fusion):
       value)``. With ``value = -inf`` the condition itself becomes the bool mask. A finite ``value`` becomes
       an additive mask of 0 and -1e30: that absorbs any score, so a masked key gets
       weight 0 beside a visible one and a fully masked row stays uniform, exactly as with the value in the
-      graph (adding -1e9 would not: it rounds scores to multiples of 64). A value above -1e4 is refused.
+      graph (adding -1e9 would not: it rounds scores to multiples of 64). A value above -1e6 is refused, and so
+      is half precision, which has no number that absorbs every score.
     - ``none``.
 
     ``guarded``: the exporter's ``where(isnan(p), 0, p)`` around the softmax, which is what the canonical
@@ -114,20 +120,20 @@ class AttentionPieces(Fusion):
         if axis not in (-1, len(q.shape or ()) - 1):
             raise Refuse(f"softmax runs over axis {axis}, wanted the last", weights)
         if self._scale != "none":
-            self._factor(factor)
+            self._factor(factor, q)
         if self._mask != "none":
             _mask_axes(mask, (*list(q.shape or ())[:-1], axis_of(k_t, -1)))
         if self._mask in ("fill", "keep"):
-            found = scalar(value, "mask value")
+            found = scalar(value, "mask value", q)
+            if found > -math.inf:
+                of_type(q, "Q", ir.DataType.FLOAT, ir.DataType.DOUBLE)
             if found > FILL_LIMIT:
                 raise Refuse(f"mask value is {found:g}, wanted at most {FILL_LIMIT:g}", *([value] if value else []))
-        if self._guarded and scalar(zero, "replacement of NaN") != 0:
+        if self._guarded and scalar(zero, "replacement of NaN", q) != 0:
             raise Refuse(f"NaN becomes {scalar(zero, 'replacement of NaN'):g}, wanted 0")
 
-    def _factor(self, factor: ir.Value | None) -> float:
-        found = scalar(factor, "scale")
-        if not (math.isfinite(found) and found > 0):
-            raise Refuse(f"scale is {found:g}, wanted a positive number", *([factor] if factor else []))
+    def _factor(self, factor: ir.Value | None, q: ir.Value) -> float:
+        found = positive(factor, "scale", q)
         return found if self._scale == "mul" else 1.0 / found
 
     def rewrite(
@@ -142,7 +148,7 @@ class AttentionPieces(Fusion):
         **_: Any,
     ) -> ir.Value:
         many = rank(q) == 4
-        attributes: dict[str, Any] = {"scale": 1.0 if self._scale == "none" else self._factor(factor)}
+        attributes: dict[str, Any] = {"scale": 1.0 if self._scale == "none" else self._factor(factor, q)}
         if not many:
             attributes |= {"q_num_heads": 1, "kv_num_heads": 1}
         k = transpose(op, k_t, (0, 1, 3, 2) if many else (0, 2, 1))

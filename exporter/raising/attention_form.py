@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..fusion import (
     NearMiss,
     Refuse,
     axis_of,
+    positive,
     rank,
     same_axis,
     scalar,
@@ -106,10 +106,8 @@ class AttentionScale(Fusion):
         rest = (mask,) if self._masked else ()
         return op.Attention(*pair, v, *rest, _outputs=["y"])
 
-    def check(self, op: Any, factor: ir.Value, **_: Any) -> None:
-        found = scalar(factor, "scale")
-        if not (math.isfinite(found) and found > 0):
-            raise Refuse(f"scale is {found:g}, wanted a positive number", factor)
+    def check(self, op: Any, q: ir.Value, k: ir.Value, factor: ir.Value, **_: Any) -> None:
+        positive(factor, "scale", q if self._side == "q" else k)
 
     def rewrite(
         self,
@@ -250,6 +248,22 @@ def _heads(whole: ir.Value, split: ir.Value, name: str) -> int:
     return heads
 
 
+def plain(y: ir.Value) -> ir.Node:
+    """The Attention node behind a value; refuses what no kernel of the targets offers.
+
+    That is a causal mask, a soft cap and a key-value cache.
+    """
+    node = y.producer()
+    assert node is not None
+    if node.attributes.get_int("is_causal", 0):
+        raise Refuse("is_causal is 1, wanted a bidirectional encoder's 0")
+    if node.attributes.get_float("softcap", 0.0) != 0.0:
+        raise Refuse(f"softcap is {node.attributes.get_float('softcap', 0.0):g}, wanted 0")
+    if any(value is not None for value in node.inputs[4:]):
+        raise Refuse("the node has a key-value cache, wanted a plain encoder")
+    return node
+
+
 class AttentionMaskExpand(Fusion):
     """``Attention(q, k, v, Expand(mask, shape))`` -> ``Attention(q, k, v, mask)``: the node broadcasts itself."""
 
@@ -260,7 +274,8 @@ class AttentionMaskExpand(Fusion):
     def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any, shape: Any) -> Any:
         return op.Attention(q, k, v, op.Expand(mask, shape, _outputs=["expanded"]), _outputs=["y"])
 
-    def check(self, op: Any, mask: ir.Value, expanded: ir.Value, **_: Any) -> None:
+    def check(self, op: Any, mask: ir.Value, expanded: ir.Value, y: ir.Value, **_: Any) -> None:
+        plain(y)  # A node that stays as it is keeps the form that its runtime takes.
         found, wanted = rank(mask), rank(expanded)
         if found is None or found < 2 or (wanted is not None and wanted > 4) or found not in (wanted, 4, 2):
             raise Refuse(f"mask of rank {found} is expanded to rank {wanted}, wanted 2 or 4 kept", mask)
@@ -283,4 +298,11 @@ class AttentionMaskExpand(Fusion):
             "shape": np.array([1, 2, 1, 1]),
         }
 
-    near_misses = (NearMiss("a vector per key", "mask of rank 1", {"mask": Arg(("S",), "bool")}),)
+    near_misses = (
+        NearMiss("a vector per key", "mask of rank 1", {"mask": Arg(("S",), "bool")}),
+        NearMiss(
+            "a causal node",
+            "is_causal is 1",
+            build=lambda op, q, k, v, mask, shape: op.Attention(q, k, v, op.Expand(mask, shape), is_causal=1),
+        ),
+    )

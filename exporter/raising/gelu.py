@@ -65,12 +65,12 @@ class GeluErf(Fusion):
 
     def check(self, op: Any, x: ir.Value, root: ir.Value, half: ir.Value, one: ir.Value) -> None:
         if self._divide:
-            expect(root, 1 / SQRT_HALF, "divisor")
+            expect(root, 1 / SQRT_HALF, "divisor", x)
         else:
-            expect(root, SQRT_HALF, "factor")
-        expect(half, 0.5, "half")
+            expect(root, SQRT_HALF, "factor", x)
+        expect(half, 0.5, "half", x)
         if self._order != "cdf":
-            expect(one, 1.0, "one")
+            expect(one, 1.0, "one", x)
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         return op.Gelu(x, approximate="none")
@@ -132,12 +132,12 @@ class GeluTanh(Fusion):
         one: ir.Value | None,
     ) -> None:
         if self._cube == "pow":
-            expect(power, 3.0, "exponent")
-        expect(cubic, CUBIC, "cubic coefficient")
-        expect(root, SQRT_2_OVER_PI, "root")
-        expect(half, 0.5, "half")
+            expect(power, 3.0, "exponent", x)
+        expect(cubic, CUBIC, "cubic coefficient", x)
+        expect(root, SQRT_2_OVER_PI, "root", x)
+        expect(half, 0.5, "half", x)
         if self._order != "cdf" or self._cube == "factored":
-            expect(one, 1.0, "one")
+            expect(one, 1.0, "one", x)
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         return op.Gelu(x, approximate="tanh")

@@ -11,7 +11,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, expect, last_axis_only, scalar, static, weight
+from ..fusion import (
+    Arg,
+    Example,
+    Fusion,
+    NearMiss,
+    Refuse,
+    constant,
+    expect,
+    last_axis_only,
+    rank,
+    scalar,
+    static,
+    weight,
+)
 
 
 class LayerNormPieces(Fusion):
@@ -70,14 +83,14 @@ class LayerNormPieces(Fusion):
             assert node is not None
             last_axis_only(node, x, what)
         if self._square == "pow":
-            expect(two, 2.0, "exponent")
-        if not 0 <= scalar(epsilon, "epsilon") < 1:
+            expect(two, 2.0, "exponent", x)
+        if not 0 <= scalar(epsilon, "epsilon", x) < 1:
             raise Refuse(f"epsilon is {scalar(epsilon, 'epsilon')}, wanted 0 <= epsilon < 1", epsilon)
         width = static(x, -1, "input")
         if self._affine != "none":
-            _weight(scale, width, "scale")
+            _weight(scale, x, width, "scale")
         if self._biased:
-            _weight(bias, width, "bias")
+            _weight(bias, x, width, "bias")
 
     def rewrite(
         self,
@@ -92,7 +105,7 @@ class LayerNormPieces(Fusion):
         inputs = [x, _vector(op, scale if self._affine != "none" else None, width, x)]
         if self._biased:
             inputs.append(_vector(op, bias, width, x))
-        return op.LayerNormalization(*inputs, axis=-1, epsilon=scalar(epsilon, "epsilon"))
+        return op.LayerNormalization(*inputs, axis=-1, epsilon=scalar(epsilon, "epsilon", x))
 
     def example(self) -> Example:
         width = 16
@@ -126,10 +139,10 @@ class LayerNormPieces(Fusion):
     )
 
 
-def _weight(value: ir.Value | None, width: int, what: str) -> np.ndarray:
+def _weight(value: ir.Value | None, x: ir.Value, width: int, what: str) -> np.ndarray:
     """A scale or bias per channel: shape (width) or (1, ..., 1, width)."""
     array = constant(value, what)
-    if array.size != width or array.shape[-1:] != (width,):
+    if array.size != width or array.shape[-1:] != (width,) or array.ndim > (rank(x) or 1):
         raise Refuse(f"{what} has shape {list(array.shape)}, wanted [{width}]", *([value] if value else []))
     return array
 
@@ -138,8 +151,8 @@ def _vector(op: Any, value: ir.Value | None, width: int, like: ir.Value) -> ir.V
     """The weight as a vector; ones where the model has none (the operator wants a scale)."""
     if value is None:
         kind = (like.dtype or ir.DataType.FLOAT).numpy()
-        return weight(op, like, f"tfx_ones_{kind}_{width}", lambda: ir.tensor(np.ones(width, kind)))
+        return weight(op, like, f"ones_{width}", f"ones {kind} {width}", lambda: ir.tensor(np.ones(width, kind)))
     if value.shape is not None and len(value.shape) == 1:
         return value
     flat = constant(value, "weight").reshape(-1)
-    return weight(op, like, f"{value.name}_vector", lambda: ir.tensor(flat))
+    return weight(op, like, f"{value.name}_vector", f"vector {value.name}", lambda: ir.tensor(flat))
