@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import zipfile
 from collections.abc import Mapping
@@ -13,7 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, MachineError
+from .swap import folder_problem
 
 __all__ = ["check_target", "excerpt", "nested", "read_npz", "write"]
 
@@ -26,17 +26,27 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
     Raises:
         InputError: the file is missing, damaged, of another kind, or holds Python objects.
+        MachineError: memory ran out.
     """
     try:
         file = np.load(path, allow_pickle=False)  # noqa: TID251 - without unpickling
         if isinstance(file, np.ndarray):
             raise InputError(f"{path}: found a single array, wanted an .npz with one array per input name")
         with file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, KeyError) as error:
-        raise InputError(f"{path}: not an .npz of plain arrays: {error}") from error
+    except MemoryError as error:
+        raise MachineError(f"{path}: its arrays do not fit into memory: {error}") from error
+    except Exception as error:
+        # zipfile, zlib, lzma and the parser of .npy headers each raise kinds of their own for damaged bytes.
+        raise InputError(f"{path}: not an .npz of plain arrays: {' '.join(str(error).split())}") from error
+    for name, values in arrays.items():
+        if not isinstance(values, np.ndarray):  # numpy hands other members out as bytes
+            raise InputError(f"{path}: not an .npz of plain arrays: {name} is no array")
+    return arrays
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -49,9 +59,9 @@ def check_target(path: Path, force: bool) -> None:
         raise InputError(f"{path}: found the ending {path.suffix or 'none'}, wanted one of {', '.join(_SUFFIXES)}")
     if path.exists() and (not force or not path.is_file()):
         raise InputError(f"{path}: exists; use --force to replace it" if path.is_file() else f"{path}: is no file")
-    folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{path}: the folder {folder} {'is not writable' if folder.is_dir() else 'does not exist'}")
+    problem = folder_problem(path.absolute().parent)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}")
 
 
 def write(path: Path, outputs: Mapping[str, np.ndarray]) -> None:

@@ -15,16 +15,15 @@ import platform
 import re
 import secrets
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import BundleError
 from .manifest import MANIFEST_NAME
+from .signals import sigterm_raises
 
-__all__ = ["ensure_free", "replace_folder"]
+__all__ = ["ensure_free", "folder_problem", "replace_folder"]
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -43,18 +42,23 @@ def ensure_free(destination: str | Path, force: bool = False) -> Path:
         BundleError: it exists (without ``force``), is no bundle, or its parent cannot be written.
     """
     path = Path(os.path.abspath(destination))  # noqa: PTH100 - absolute() keeps "..", resolve() follows links
-    parent = path.parent
     if not path.name:
         raise BundleError(f"{destination}: is no folder that can be made")
-    if not parent.is_dir():
-        raise BundleError(f"{destination}: the folder {parent} does not exist")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise BundleError(f"{destination}: the folder {parent} is not writable")
+    problem = folder_problem(path.parent)
+    if problem is not None:
+        raise BundleError(f"{destination}: {problem}")
     if os.path.lexists(path):
         if not force:
             raise BundleError(f"{destination}: exists; use --force to replace it, or another --out")
         _check_replaceable(path, str(destination))
     return path
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Return why nothing can be made in a folder, None when it can."""
+    if not folder.is_dir():
+        return f"{folder} is not a folder" if os.path.lexists(folder) else f"the folder {folder} does not exist"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"the folder {folder} is not writable"
 
 
 def replace_folder(destination: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> Path:
@@ -76,7 +80,7 @@ def replace_folder(destination: str | Path, fill: Callable[[Path], None], *, for
     ensure_free(destination, force)  # an old bundle may have been put back
     stem = f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}"
     fresh, aside = path.with_name(f"{stem}.new"), path.with_name(f"{stem}.old")
-    with _sigterm_raises():
+    with sigterm_raises():
         try:
             fresh.mkdir()
             fill(fresh)
@@ -177,21 +181,3 @@ def _flush_entry(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that the hidden folder is removed."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def leave(number: int, frame: object) -> None:
-        del frame
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import struct
+import zipfile
 
 import numpy as np
 import pytest
 
-from tfx.errors import InputError
+from tfx.errors import InputError, MachineError
 from tfx.runtime.arrays import check_target, excerpt, nested, read_npz, write
 
 
@@ -58,6 +60,68 @@ def test_pickles_single_arrays_and_missing_files_are_refused(tmp_path):
         read_npz(tmp_path / "absent.npz")
 
 
+def npz_of(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+
+
+def npy(header):
+    text = header.encode("latin1") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (3",  # tokenize.TokenError
+        "{'descr': '<f4' 'fortran_order': False, 'shape': (3,)}",  # SyntaxError
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
+        "{'descr': ('<f4', 3, 4), 'fortran_order': False, 'shape': (3,)}",
+        "3",
+        "",
+    ],
+)
+def test_a_bad_npy_header(tmp_path, header):
+    npz_of(tmp_path / "x.npz", a=npy(header))
+    with pytest.raises(InputError, match=r"x\.npz: not an \.npz of plain arrays") as caught:
+        read_npz(tmp_path / "x.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_that_asks_for_more_memory_than_there_is(tmp_path):
+    npz_of(tmp_path / "x.npz", a=npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**60},)}}"))
+    with pytest.raises(MachineError, match=r"x\.npz: its arrays do not fit into memory"):
+        read_npz(tmp_path / "x.npz")
+
+
+def test_bad_deflate_data_and_encrypted_members(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, a=np.arange(600).reshape(20, 30))
+    content = bytearray(path.read_bytes())
+    start = (
+        zipfile.ZipFile(path).infolist()[0].header_offset + 30 + len("a.npy") + struct.unpack("<H", content[28:30])[0]
+    )
+    damaged = content.copy()
+    damaged[start] = 0xFF  # no such block type
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"not an \.npz of plain arrays: Error -3 while decompressing"):
+        read_npz(path)
+    encrypted = content.copy()
+    for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        encrypted[encrypted.index(magic) + flags] |= 1
+    path.write_bytes(encrypted)
+    with pytest.raises(InputError, match=r"not an \.npz of plain arrays: .*encrypted"):
+        read_npz(path)
+
+
+def test_other_members_are_no_arrays(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    with pytest.raises(InputError, match=r"notes\.txt is no array"):
+        read_npz(tmp_path / "x.npz")
+
+
 def test_targets_are_checked_before_the_work(tmp_path):
     check_target(tmp_path / "new.json", force=False)
     (tmp_path / "old.npz").write_text("x")
@@ -68,7 +132,8 @@ def test_targets_are_checked_before_the_work(tmp_path):
         ("out", False, "found the ending none"),
         ("old.npz", False, "exists; use --force"),
         ("folder.json", True, "is no file"),
-        ("absent/out.npz", False, "does not exist"),
+        ("absent/out.npz", False, "the folder .*absent does not exist"),
+        ("old.npz/out.npz", False, r"old\.npz is not a folder"),
     ):
         with pytest.raises(InputError, match=message):
             check_target(tmp_path / name, force)

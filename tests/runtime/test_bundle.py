@@ -212,6 +212,8 @@ def test_force_never_removes_what_is_not_a_bundle(make_bundle, tmp_path):
 
 
 def test_a_destination_that_cannot_be_made(tmp_path, monkeypatch):
+    with pytest.raises(BundleError, match=f"{os.devnull} is not a folder"):
+        ensure_free(f"{os.devnull}/out")
     with pytest.raises(BundleError, match="does not exist"):
         ensure_free(tmp_path / "absent" / "tfx-model")
     with pytest.raises(BundleError, match="no folder that can be made"):
