@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,6 +13,16 @@ from . import show
 from .providers import PROVIDERS
 
 __all__ = ["bench", "doctor", "run", "verify"]
+
+
+class _FiniteRange(click.FloatRange):
+    """A number between bounds; NaN compares false with every bound, so click lets it through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def _options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -104,8 +116,12 @@ def run(
 
 @click.command()
 @_options("bundle", "provider", "threads")
-@click.option("--max-abs", type=float, help="Largest allowed difference. [default: the bundle's]")
-@click.option("--min-cosine", type=float, help="Smallest allowed cosine per vector. [default: the bundle's]")
+@click.option("--max-abs", type=_FiniteRange(min=0), help="Largest allowed difference. [default: the bundle's]")
+@click.option(
+    "--min-cosine",
+    type=_FiniteRange(min=-1, max=1),
+    help="Smallest allowed cosine per vector. [default: the bundle's]",
+)
 @click.option("--no-optimize", is_flag=True, help="Turn onnxruntime's own graph optimization off.")
 @_options("json")
 def verify(
@@ -164,7 +180,7 @@ def verify(
 @click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True, help="Calls before the clock.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Timed calls per shape, in place of --seconds.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Time per shape, 5 calls at least."
+    "--seconds", type=_FiniteRange(min=0), default=2.0, show_default=True, help="Time per shape, 5 calls at least."
 )
 @click.option(
     "--compare", "engines", multiple=True, type=click.Choice(["torch", "onnxruntime"]), help="Time this engine too."

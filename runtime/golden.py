@@ -24,6 +24,7 @@ GOLDEN_NAME = "golden.safetensors"
 # A golden is a few shapes; a file beyond these bounds is damaged or made to exhaust memory.
 _MAX_BYTES = 2 << 30
 _MAX_CASES = 10_000
+_DTYPES = ("BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "F16", "F32", "F64")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def load_golden(path: Path) -> list[GoldenCase]:
     """Read what ``save_golden`` wrote, in its order.
 
     Raises:
-        BundleError: the file is missing, too large, no safetensors file, or its case list is wrong.
+        BundleError: the file is missing, too large, no safetensors file, its case list is wrong, or a tensor is of a
+            type that no bundle has.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -93,6 +95,9 @@ def load_golden(path: Path) -> list[GoldenCase]:
                 kind, _, tensor = rest.partition("/")
                 if case not in found or kind not in found[case] or not tensor:
                     raise BundleError(f"{name}: tensor {key} belongs to no case")
+                dtype = file.get_slice(key).get_dtype()
+                if dtype not in _DTYPES:
+                    raise BundleError(f"{name}: tensor {key} is {dtype}, wanted one of {', '.join(_DTYPES)}")
                 found[case][kind][tensor] = file.get_tensor(key)
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror or error}") from error

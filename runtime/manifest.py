@@ -36,12 +36,14 @@ from ..errors import BundleError
 from . import fields
 from .tensors import TensorSpec
 
-__all__ = ["FORMAT", "MANIFEST_NAME", "Manifest", "bare_name"]
+__all__ = ["COUNTS", "FORMAT", "MANIFEST_NAME", "Manifest", "bare_name"]
 
 FORMAT = 1
 MANIFEST_NAME = "tfx.json"
 
-_COUNTS = ("attention", "layer_norm", "rms_norm", "gelu", "rotary")
+COUNTS = ("attention", "layer_norm", "rms_norm", "gelu", "rotary")
+"""Canonical nodes that are counted, by the names that ``counts`` has; the one list of them."""
+
 _LAYOUTS = ("padded", "ragged")
 _POOLINGS = ("cls", "mean", "max", "last")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -144,6 +146,11 @@ class Manifest:
             },
         )
         manifest._check_references()
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError) as error:
+            # NaN or a lone surrogate where any value may stand, such as in the source's notes.
+            raise BundleError(f"{MANIFEST_NAME}: cannot be written as JSON: {error}") from error
         return manifest
 
     def _check_references(self) -> None:
@@ -168,7 +175,7 @@ def bare_name(value: object, where: str) -> str:
     """
     name = fields.text(value, where)
     if name in (".", "..") or re.search(r'[/\\:\x00-\x1f<>"|?*]', name) or len(name.encode()) > 255:
-        raise BundleError(f'{where}: found "{name[:80]}", wanted a bare file name inside the bundle')
+        raise fields.wrong(where, name, "a bare file name inside the bundle")
     return name
 
 
@@ -240,8 +247,8 @@ def _model(value: object) -> dict[str, Any]:
 def _counts(value: object) -> dict[str, int]:
     where = _at("counts")
     entry = fields.mapping(value, where)
-    fields.only_keys(entry, _COUNTS, where)
-    return {key: fields.integer(fields.required(entry, key, where), f"{where}.{key}") for key in _COUNTS}
+    fields.only_keys(entry, COUNTS, where)
+    return {key: fields.integer(fields.required(entry, key, where), f"{where}.{key}") for key in COUNTS}
 
 
 def _tolerance(value: object) -> dict[str, float | None]:
@@ -249,8 +256,8 @@ def _tolerance(value: object) -> dict[str, float | None]:
     entry = fields.mapping(value, where)
     fields.only_keys(entry, ("max_abs", "min_cosine"), where)
     return {
-        key: None if entry.get(key) is None else fields.number(entry[key], f"{where}.{key}")
-        for key in ("max_abs", "min_cosine")
+        key: None if entry.get(key) is None else fields.number(entry[key], f"{where}.{key}", *bounds)
+        for key, bounds in (("max_abs", (0,)), ("min_cosine", (-1, 1)))
     }
 
 
@@ -276,5 +283,5 @@ def _files(value: object) -> dict[str, dict[str, Any]]:
         fields.integer(fields.required(fields.mapping(entry, inner), "bytes", inner), f"{inner}.bytes")
         digest = fields.text(fields.required(entry, "sha256", inner), f"{inner}.sha256")
         if not _SHA256.fullmatch(digest):
-            raise BundleError(f'{inner}.sha256: found "{digest[:80]}", wanted 64 hexadecimal digits')
+            raise fields.wrong(f"{inner}.sha256", digest, "64 hexadecimal digits")
     return files

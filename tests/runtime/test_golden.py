@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -64,6 +65,17 @@ def test_a_file_with_a_wrong_case_list(tmp_path, tensors, metadata, message):
     path = tmp_path / "golden.safetensors"
     save_file(tensors, path, metadata=metadata)
     with pytest.raises(BundleError, match=message):
+        load_golden(path)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("BF16", 2), ("F8_E4M3", 1), ("C64", 8)])
+def test_types_that_no_bundle_has(tmp_path, dtype, size):
+    places = {name: [i * size, i * size + size] for i, name in enumerate(("c/inputs/x", "c/outputs/y"))}
+    header = {name: {"dtype": dtype, "shape": [1], "data_offsets": place} for name, place in places.items()}
+    text = json.dumps({"__metadata__": {"cases": ONE_CASE}, **header}).encode()
+    path = tmp_path / "golden.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(2 * size))
+    with pytest.raises(BundleError, match=f"golden.safetensors: tensor c/inputs/x is {dtype}, wanted one of BOOL"):
         load_golden(path)
 
 
