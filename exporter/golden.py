@@ -8,7 +8,7 @@ import torch
 
 from ..errors import SourceError
 from ..runtime.golden import GoldenCase
-from ..runtime.tensors import Case, default_cases, make_feeds
+from ..runtime.tensors import DTYPES, Case, default_cases, make_feeds
 from .probe import first_line, inference
 from .sources import Source
 
@@ -26,7 +26,8 @@ def record(source: Source, cases: Sequence[Case] | None = None) -> list[GoldenCa
         Feeds and outputs, both by name. The feeds differ from case to case and are the same at every call.
 
     Raises:
-        SourceError: the module cannot run a case; the message names it.
+        SourceError: the module cannot run a case, or an output is of a type that a bundle cannot hold; the message
+            names it.
     """
     recorded = []
     with inference(source.module):
@@ -39,6 +40,10 @@ def record(source: Source, cases: Sequence[Case] | None = None) -> list[GoldenCa
                 raise
             except Exception as error:
                 raise SourceError(f"{source.name}: case {case.id} does not run: {first_line(error)}") from error
+            for name, tensor in returned.items():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                if dtype not in DTYPES:  # bfloat16 and complex ones, for which numpy or ONNX has no equal
+                    raise SourceError(f"{source.name}: output {name} is {dtype}, wanted one of {', '.join(DTYPES)}")
             outputs = {name: tensor.detach().cpu().numpy().copy() for name, tensor in returned.items()}
             recorded.append(GoldenCase(case.id, case.batch, case.sequence, case.pattern, feeds, outputs))
     return recorded

@@ -100,6 +100,17 @@ def test_flags_are_off_during_the_recording_and_as_before_afterwards(enabled):
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+class Halves(nn.Module):
+    def forward(self, x):
+        return {"whole": x, "half": x.bfloat16()}
+
+
+def test_a_type_that_no_bundle_holds_is_named():
+    with pytest.raises(SourceError, match=r"^mine: output half is bfloat16, wanted one of bool, int8"):
+        golden.record(source_of(Halves(), "x:float32:batch,2"), CASES)
+    assert golden.record(source_of(Halves(), "x:float32:batch,2", outputs=("whole",)), CASES)
+
+
 class Short(nn.Module):
     def forward(self, x):
         return x + torch.zeros(4)
