@@ -21,8 +21,12 @@ from ..errors import CheckError, InputError, MachineError, TfxError
 from .bench_worker import ENGINES
 from .bundle import DEFAULT_BUNDLE, Bundle
 from .doctor import default_threads, environment
+from .signals import sigterm_raises
 
 __all__ = ["BenchPlan", "bench", "error_from_json"]
+
+_MAX_TOKENS = 2**24
+"""Most tokens of one call: more is a typing mistake that would fill memory before it fails."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class BenchPlan:
         """Return (batch, sequence) pairs, each once.
 
         Raises:
-            InputError: a size below 1, or a sequence that is longer than the model takes.
+            InputError: a size below 1, a sequence that is longer than the model takes, or more than 2^24 tokens in
+                one call.
         """
         longest = max_length or sys.maxsize
         sequences = self.sequences or sorted({min(length, longest) for length in (16, 128)})
@@ -67,7 +72,13 @@ class BenchPlan:
         for length in sequences:
             if length > longest:
                 raise InputError(f"sequence: found {length}, wanted at most {longest}, the longest this model takes")
-        return list(dict.fromkeys((batch, length) for batch in self.batches for length in sequences))
+        shapes = list(dict.fromkeys((batch, length) for batch in self.batches for length in sequences))
+        for batch, length in shapes:
+            if batch * length > _MAX_TOKENS:
+                raise InputError(
+                    f"batch x sequence: found {batch} x {length}, wanted at most {_MAX_TOKENS} tokens in one call"
+                )
+        return shapes
 
 
 def bench(
@@ -150,7 +161,7 @@ def _run_worker(request: dict[str, Any], progress: Callable[[tuple[int, int]], N
     # shadow modules of the worker.
     variables = {**os.environ, "OMP_NUM_THREADS": str(request["threads"]), "PYTHONSAFEPATH": "1"}
     answer: dict[str, Any] = {}
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as noise:
+    with sigterm_raises(), tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as noise:
         with subprocess.Popen(
             [sys.executable, "-m", "tfx.runtime.bench_worker"],
             stdin=subprocess.PIPE,

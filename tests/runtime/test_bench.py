@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
+import psutil
 import pytest
 
 from tfx.errors import CheckError, DependencyError, InputError, MachineError, ParityError, ProviderError
@@ -93,6 +96,7 @@ def test_a_provider_that_does_not_run_gives_an_error_and_no_figure(shared_bundle
         (BenchPlan(batches=(0,)), "batch: found 0, wanted at least 1"),
         (BenchPlan(sequences=(-1,)), "sequence: found -1"),
         (BenchPlan(sequences=(25,)), "sequence: found 25, wanted at most 24"),
+        (BenchPlan(batches=(1, 2**23), sequences=(2, 3)), f"found {2**23} x 3, wanted at most {2**24} tokens"),
         (BenchPlan(engines=("tensorrt",)), 'engine: found "tensorrt", wanted one of tfx, torch, onnxruntime'),
     ],
 )
@@ -106,6 +110,9 @@ def test_default_sequences_go_as_far_as_the_model():
     assert BenchPlan().shapes(8) == [(1, 8), (8, 8)]
     assert BenchPlan().shapes(None) == [(1, 16), (1, 128), (8, 16), (8, 128)]
     assert BenchPlan(batches=(2, 2), sequences=(5, 5)).shapes(None) == [(2, 5)]
+    assert BenchPlan(batches=(2**14,), sequences=(2**10,)).shapes(None) == [(2**14, 2**10)]
+    with pytest.raises(InputError, match="found 1 x 99999999999, wanted at most"):
+        BenchPlan(batches=(1,), sequences=(99999999999,)).shapes(None)
 
 
 def result(engine, **changes):
@@ -195,3 +202,29 @@ def test_an_interrupt_ends_the_worker(shared_bundle, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         bench(shared_bundle, BenchPlan(threads=1, seconds=60), interrupt)
     assert workers[0].returncode not in (None, 0)
+
+
+TERMINATED = """
+    import sys
+    from tfx.runtime.bench import BenchPlan, bench
+
+    def tell(engine, shape, done, total):
+        print("timing", flush=True)
+
+    bench(sys.argv[1], BenchPlan(batches=(1,), sequences=(4,), threads=1, seconds=60), tell)
+"""
+
+
+def test_sigterm_ends_the_worker_too(shared_bundle):
+    command = [sys.executable, "-c", textwrap.dedent(TERMINATED), str(shared_bundle.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "timing\n"
+        (worker,) = psutil.Process(process.pid).children()
+        process.terminate()
+        try:
+            assert process.wait(timeout=20) == 128 + signal.SIGTERM
+            assert psutil.wait_procs([worker], timeout=5)[1] == []
+        finally:
+            if worker.is_running():
+                worker.kill()
