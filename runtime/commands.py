@@ -253,7 +253,7 @@ def doctor(as_json: bool) -> None:
     Example:
       tfx doctor
     """  # noqa: D301 - click wants the backspace character
-    from .doctor import diagnose
+    from .doctor import diagnose, listing
 
     found = diagnose()
     if as_json:
@@ -265,8 +265,7 @@ def doctor(as_json: bool) -> None:
         problem = (state["problem"] or "").removeprefix(f"provider {name} ")
         click.echo(f"provider {name:<6} {problem or 'runs'}")
     for use, packages in found["packages"].items():
-        listing = ", ".join(f"{name} {version or 'missing'}" for name, version in packages.items())
-        click.echo(f"to {use}: {listing}")
+        click.echo(f"to {use}: {listing(packages)}")
     for warning in found["warnings"]:
         click.echo(f"warning: {warning}")
 

@@ -8,13 +8,14 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from .providers import PROVIDERS, provider_problem
 
-__all__ = ["cpu_features", "default_threads", "diagnose", "environment", "peak_rss_mb"]
+__all__ = ["cpu_features", "default_threads", "diagnose", "environment", "listing", "peak_rss_mb"]
 
 # What decides the speed of matrix products and which int8 schemes are safe, by the names of /proc/cpuinfo.
 _FEATURES = (
@@ -33,8 +34,11 @@ _MAC_FEATURES = {
     "hw.optional.arm.FEAT_SME": "sme",
 }
 
+# Both hold the module onnxruntime: one is enough, and only one may be installed.
+_EITHER = ("onnxruntime", "onnxruntime-gpu")
+
 _PACKAGES = {
-    "run bundles": ("numpy", "onnxruntime-gpu", "onnxruntime", "tokenizers", "safetensors"),
+    "run bundles": ("numpy", *_EITHER, "tokenizers", "safetensors"),
     'export (pip install "tfx-onnx[export]")': ("torch", "onnx", "onnx-ir", "onnxscript"),
     'checkpoints (pip install "tfx-onnx[hf]")': ("transformers",),
 }
@@ -112,6 +116,21 @@ def diagnose() -> dict[str, Any]:
         "packages": packages,
         "warnings": _warnings(),
     }
+
+
+def listing(packages: Mapping[str, str | None]) -> str:
+    """Return one use's packages and their versions as a line for people."""
+    shown = dict(packages)
+    if all(name in shown for name in _EITHER):
+        missing = [name for name in _EITHER if shown[name] is None]
+        if len(missing) == len(_EITHER):
+            shown = {name: version for name, version in shown.items() if name not in _EITHER}
+            shown[" or ".join(_EITHER)] = None
+        elif missing:
+            del shown[missing[0]]
+            here = next(name for name in _EITHER if name in shown)
+            shown[here] = f"{shown[here]} ({missing[0]} is not needed beside it)"
+    return ", ".join(f"{name} {version or 'missing'}" for name, version in shown.items())
 
 
 def _warnings() -> list[str]:

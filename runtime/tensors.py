@@ -167,18 +167,17 @@ def _mask(shape: tuple[int, ...], pattern: str, random: np.random.Generator) -> 
     """Return 1 where attended; axes between the first and the last repeat the same row."""
     *leading, length = shape
     rows = leading[0] if leading else 1
-    # One row is padded too; in a batch the first row is full and each further one is shorter.
-    keep = [length - (row * length // rows if rows > 1 else length // 3) for row in range(rows)]
     mask = np.ones((rows, length), dtype=np.int64)
-    for row, count in enumerate(keep):
-        if pattern == "right":
-            mask[row, max(count, 1) :] = 0
-        elif pattern == "left":
-            mask[row, : length - max(count, 1)] = 0
-        elif pattern == "holes" and length > 1:
-            mask[row] = random.random(length) < 0.6
-            mask[row, length // 2] = 0
-            mask[row, [0, -1] if length > 2 else [0]] = 1
+    if pattern == "holes" and length > 1:
+        mask[:] = random.random((rows, length)) < 0.6
+        mask[:, length // 2] = 0
+        mask[:, [0, -1] if length > 2 else [0]] = 1
+    elif pattern in ("right", "left"):
+        # One row is padded too; in a batch the first row is full and each further one is shorter.
+        cut = np.arange(rows) * length // rows if rows > 1 else np.array([length // 3])
+        keep = np.maximum(length - cut, 1)[:, None]
+        places = np.arange(length)
+        mask[:] = places < keep if pattern == "right" else places >= length - keep
     return np.broadcast_to(mask.reshape(rows, *(1,) * (len(shape) - 2), length) if leading else mask[0], shape)
 
 

@@ -88,6 +88,8 @@ def test_run_arrays_from_and_to_files(tfx, bundle, tmp_path, tiny_reference, out
         (["bench", "--seconds", "nan"], "nan is not a finite number"),
         (["bench", "--batch", "one"], 'found "one", wanted whole numbers'),
         (["bench", "--batch", "0"], "batch: found 0, wanted at least 1"),
+        (["bench", "--batch", "99999999999", "--seq", "4"], "found 99999999999 x 4, wanted at most 16777216 tokens"),
+        (["bench", "--batch", "99999999999", "--seq", "99"], "sequence: found 99, wanted at most 24"),
         (["bench", "--seq", "99"], "sequence: found 99, wanted at most 24"),
         (["bench", "--rounds", "0"], "0 is not in the range x>=1"),
         (["bench", "nowhere"], "nowhere: found nothing"),
@@ -182,6 +184,7 @@ def test_doctor(tfx):
     result = tfx("doctor")
     assert result.exit_code == 0
     assert "provider cpu    runs" in result.stdout
+    assert "onnxruntime missing" not in result.stdout
     assert set(json.loads(tfx("doctor", "--json").stdout)) == {"environment", "providers", "packages", "warnings"}
 
 

@@ -60,6 +60,20 @@ def test_two_onnxruntimes_are_warned_of(monkeypatch):
     assert [text for text in doctor._warnings() if "both installed" in text]
 
 
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "line"),
+    [
+        ("1.2", None, "numpy 2.0, onnxruntime 1.2 (onnxruntime-gpu is not needed beside it)"),
+        (None, "1.3", "numpy 2.0, onnxruntime-gpu 1.3 (onnxruntime is not needed beside it)"),
+        ("1.2", "1.3", "numpy 2.0, onnxruntime 1.2, onnxruntime-gpu 1.3"),
+        (None, None, "numpy 2.0, onnxruntime or onnxruntime-gpu missing"),
+    ],
+)
+def test_either_onnxruntime_is_enough(cpu, gpu, line):
+    assert doctor.listing({"numpy": "2.0", "onnxruntime": cpu, "onnxruntime-gpu": gpu}) == line
+    assert doctor.listing({"torch": None}) == "torch missing"
+
+
 def test_peak_memory_is_the_process_s_own():
     """getrusage would report what the parent held before the exec."""
     hold = np.ones(300 << 20, np.uint8)
