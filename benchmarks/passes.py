@@ -101,6 +101,9 @@ _TANH = (FastBiasGelu, FastGelu)
 _CHOICE = Variant(CPU)
 
 QUESTIONS = (
+    # What a difference means: these two are the same.
+    Question("noise", {"once": _CHOICE, "twice": _CHOICE}),
+    Question("all", {"off": Variant((AttentionMask,)), "on": _CHOICE}),
     *(_alone(rule) for rule in (*CPU, SkipLayerNorm)),
     Question(
         "attention",
@@ -223,6 +226,7 @@ def measure(
                 SHAPES,
                 rounds=rounds,
                 seconds=seconds,
+                starts=min(3, rounds),
                 patience=patience,
                 progress=lambda what, question=question: progress(f"{question.name}: {what}"),
             )

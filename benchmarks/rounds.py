@@ -52,6 +52,7 @@ __all__ = [
 Shape = tuple[int, int]
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 Request = dict[str, Any]
+_Turn = tuple[float, dict[str, float]]  # the share of all cores that others took, and each engine's median in ms
 
 _FACTS = "facts"
 
@@ -60,6 +61,7 @@ _REST_SHARE = 0.05
 _LONGEST_REST_S = 5.0
 
 _QUIET = 0.05  # share of all cores that other programs may take in a round
+_LONGEST_WAIT_S = 20
 
 
 def bundle_engine(engine: str, bundle: Path, threads: int, source: str | None = None) -> Request:
@@ -130,6 +132,7 @@ def timed_in_turns(
     *,
     rounds: int,
     seconds: float,
+    starts: int = 1,
     patience: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Times:
@@ -140,6 +143,8 @@ def timed_in_turns(
         shapes: (batch, sequence) of the feeds; every position is attended.
         rounds: figures for each engine and shape.
         seconds: about how long a block of calls of the slowest engine takes; all engines make as many calls.
+        starts: how often all processes are started anew: where memory lies shifts the times of a process by a few
+            percent, for as long as it lives.
         patience: how often a disturbed round is tried again, on average.
         progress: told what is being done.
 
@@ -147,50 +152,65 @@ def timed_in_turns(
         ParityError: outputs of an engine differ from what was recorded; nothing is timed then.
         MachineError: a process died.
     """
-    names = list(engines)
-    with contextlib.ExitStack() as stack:
-        processes = {}
-        for name, engine in engines.items():
-            progress(f"loading {name}")
-            processes[name] = stack.enter_context(_process(name, engine))
-        calls = {}
-        for shape in shapes:
-            progress(f"warming up {shape}")
-            slowest = max(statistics.median(processes[name].block(shape, 2)[0]) for name in names)
-            calls[shape] = max(2, min(1000, int(seconds * 1e3 / slowest)))
-        turns: dict[Shape, list[tuple[float, dict[str, float]]]] = {shape: [] for shape in shapes}
-        patience *= rounds * len(shapes)
-        for turn in range(rounds):
-            first = turn % len(names)
-            order = {name: processes[name] for name in names[first:] + names[:first]}
-            for shape in shapes:
-                progress(f"round {turn + 1} of {rounds} {shape}")
-                tries = [_turn(order, shape, calls[shape])]
-                while tries[-1][0] > _QUIET and patience > 0:
-                    progress(f"round {turn + 1} of {rounds} {shape}, again: other programs took {tries[-1][0]:.0%}")
-                    patience -= 1
-                    tries.append(_turn(order, shape, calls[shape]))
-                turns[shape].append(min(tries, key=lambda each: each[0]))
-        facts = {name: processes[name].ask(_FACTS) for name in names}
+    turns: dict[Shape, list[_Turn]] = {shape: [] for shape in shapes}
+    facts: dict[str, dict[str, float | None]] = {}
+    patience *= rounds * len(shapes)
+    done = 0
+    for start in range(starts):
+        until = rounds * (start + 1) // starts
+        with contextlib.ExitStack() as stack:
+            processes = {}
+            for name, engine in engines.items():
+                progress(f"loading {name}")
+                processes[name] = stack.enter_context(_process(name, engine))
+            calls = {shape: _calls(processes, shape, seconds) for shape in shapes}
+            for turn in range(done, until):
+                for shape in shapes:
+                    progress(f"round {turn + 1} of {rounds} {shape}")
+                    tries = [_turn(processes, turn, shape, calls[shape])]
+                    while tries[-1][0] > _QUIET and patience > 0:
+                        progress(f"waiting, for other programs took {tries[-1][0]:.0%}")
+                        patience -= 1
+                        _wait()
+                        tries.append(_turn(processes, turn, shape, calls[shape]))
+                    turns[shape].append(min(tries, key=lambda each: each[0]))
+            facts = {name: process.ask(_FACTS) for name, process in processes.items()}
+        done = until
     # A round that stayed disturbed counts only where there is no other.
-    kept = {shape: [t for t in each if t[0] <= _QUIET] or each for shape, each in turns.items()}
+    kept = {shape: [turn for turn in each if turn[0] <= _QUIET] or each for shape, each in turns.items()}
     return Times(
-        ms={shape: {name: [figures[name] for _, figures in each] for name in names} for shape, each in kept.items()},
+        ms={shape: {name: [figures[name] for _, figures in each] for name in engines} for shape, each in kept.items()},
         others={shape: [share for share, _ in each] for shape, each in kept.items()},
         engines=facts,
     )
 
 
-def _turn(processes: Mapping[str, _Process], shape: Shape, calls: int) -> tuple[float, dict[str, float]]:
-    """Time a block of each engine; return the share of all cores that others took, and the medians in ms."""
+def _calls(processes: Mapping[str, _Process], shape: Shape, seconds: float) -> int:
+    slowest = max(statistics.median(process.block(shape, 2)[0]) for process in processes.values())
+    return max(2, min(1000, int(seconds * 1e3 / slowest)))
+
+
+def _turn(processes: Mapping[str, _Process], turn: int, shape: Shape, calls: int) -> _Turn:
+    """Time a block of each engine, another one first in each turn."""
+    names = list(processes)
+    first = turn % len(names)
     figures = {}
     start, busy, own = time.perf_counter(), _busy_s(), 0.0
-    for name, process in processes.items():
-        times, used = process.block(shape, calls)
+    for name in names[first:] + names[:first]:
+        times, used = processes[name].block(shape, calls)
         figures[name] = statistics.median(times)
         own += used
     elapsed = (time.perf_counter() - start) * (psutil.cpu_count() or 1)
     return max(0.0, (_busy_s() - busy - own) / elapsed), figures
+
+
+def _wait() -> None:
+    """Wait until the cores are idle, for a while."""
+    for _ in range(_LONGEST_WAIT_S):
+        busy = _busy_s()
+        time.sleep(1)
+        if _busy_s() - busy < _QUIET * (psutil.cpu_count() or 1):
+            return
 
 
 def _busy_s() -> float:

@@ -55,6 +55,20 @@ def test_engines_take_turns_and_each_goes_first(rounds, monkeypatch):
     assert found.ms == {(1, 16): {"a": [1.0] * 3, "slow": [10.0] * 3, "c": [1.0] * 3}}
 
 
+def test_processes_are_started_anew(rounds, monkeypatch):
+    started = []
+    monkeypatch.setattr(rounds, "_turn", lambda processes, turn, *args: (0.0, {"a": 10 * len(started) + turn}))
+
+    @contextlib.contextmanager
+    def process(name: str, request: object):
+        started.append(name)
+        yield type("Fake", (), {"block": lambda *args: ([1.0], 0.0), "ask": lambda *args: {}})()
+
+    monkeypatch.setattr(rounds, "_process", process)
+    found = rounds.timed_in_turns({"a": {}}, [(1, 1)], rounds=5, starts=2, seconds=0)
+    assert found.ms == {(1, 1): {"a": [10, 11, 22, 23, 24]}}
+
+
 @pytest.mark.parametrize(
     ("shares", "counted", "figures"),
     [
@@ -68,6 +82,7 @@ def test_a_round_that_others_disturb_is_tried_again(rounds, monkeypatch, shares,
     clock = iter(range(10, 100))
     shares = iter(shares)
     monkeypatch.setattr(rounds, "_turn", lambda *args: (next(shares), {"a": next(clock)}))
+    monkeypatch.setattr(rounds, "_wait", lambda: None)
     fake = type("Fake", (), {"block": lambda *args: ([1.0], 0.0), "ask": lambda *args: {}})()
     monkeypatch.setattr(rounds, "_process", lambda *args: contextlib.nullcontext(fake))
     found = rounds.timed_in_turns({"a": {}}, [(1, 1)], rounds=3, seconds=0)
@@ -82,7 +97,7 @@ def test_what_others_take_is_what_the_cores_did_beyond_the_engines(rounds, monke
     clock = iter([50.0, 52.0])
     monkeypatch.setattr(rounds.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(rounds.psutil, "cpu_count", lambda: 2)
-    share, figures = rounds._turn({"a": fake}, (1, 1), 3)
+    share, figures = rounds._turn({"a": fake}, 0, (1, 1), 3)
     assert share == pytest.approx(2.3 / 4)
     assert figures == {"a": 4.0}
 
