@@ -211,7 +211,7 @@ TERMINATED = """
     def tell(engine, shape, done, total):
         print("timing", flush=True)
 
-    bench(sys.argv[1], BenchPlan(batches=(1,), sequences=(4,), threads=1, seconds=60), tell)
+    bench(sys.argv[1], BenchPlan(batches=(1,), sequences=(4,), threads=1, rounds=10**9), tell)
 """
 
 
