@@ -72,8 +72,9 @@ def plain_export(bundle: Path, path: Path, source: str | None = None) -> None:
     import torch
 
     from ..runtime.tensors import make_feeds
-    from .capture import Positional, dynamic_axes, quiet
+    from .capture import Positional, dynamic_axes
     from .probe import inference
+    from .quiet import quiet
     from .rebuild import rebuild
 
     manifest = Bundle.open(bundle, check_hashes=False).manifest

@@ -7,14 +7,10 @@ refused here by name, instead of as an error in torch's words or as a graph that
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from typing import Any, TextIO, cast
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -29,10 +25,11 @@ from ..runtime.tensors import TensorSpec, make_feeds
 from .fusion import ORIGIN
 from .metadata import keep_origins
 from .probe import first_line, inference
+from .quiet import quiet
 from .sources import Source
 from .tidy import tidy
 
-__all__ = ["OPSET", "Positional", "bounded", "capture", "dynamic_axes", "quiet"]
+__all__ = ["OPSET", "Positional", "bounded", "capture", "dynamic_axes"]
 
 OPSET = 23
 """The first opset with Attention, RMSNormalization and RotaryEmbedding."""
@@ -122,45 +119,6 @@ class Positional(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Take the inputs in the source's order, return the outputs in theirs."""
         return tuple(self._source.call(dict(zip(self._names, tensors, strict=True))).values())
-
-
-class _WithoutGraphs:
-    """A stream that drops the half-traced graph which torch.export prints when it fails; the rest passes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._dropped = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        # print writes the line's end by itself.
-        self._dropped, before = "torch.ops." in text, self._dropped
-        return len(text) if self._dropped or (before and text == "\n") else self._stream.write(text)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep torch's advice from the user; errors still raise."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    loggers += [
-        logger
-        for name, logger in logging.Logger.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger)
-        and logger.level
-        and name.startswith(("torch.", "onnxscript.", "onnx_ir."))
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(cast(TextIO, _WithoutGraphs(sys.stderr))):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def dynamic_axes(inputs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:

@@ -13,16 +13,19 @@ import click
 from ..errors import InputError
 from ..runtime import show
 from ..runtime.bundle import DEFAULT_BUNDLE
+from ..runtime.manifest import COUNTS
+from .targets import TARGETS
 
 __all__ = ["export", "inspect", "optimize"]
-
-TARGETS = ("cpu", "cuda", "portable")
-CANONICAL = ("attention", "layer_norm", "rms_norm", "gelu", "rotary")
 
 _STEPS = ("loading", "capturing", "recording", "raising", "lowering", "writing", "verifying")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 _target = click.option(
-    "--target", type=click.Choice(TARGETS), default="cpu", show_default=True, help="What the graph is lowered for."
+    "--target",
+    type=click.Choice(list(TARGETS)),
+    default="cpu",
+    show_default=True,
+    help="What the graph is lowered for.",
 )
 _opset = click.option("--opset", type=int, help="ai.onnx opset to write, 17 to 23. [default: the target's]")
 
@@ -35,8 +38,8 @@ def _counts(context: click.Context, parameter: click.Parameter, value: str | Non
     found: dict[str, int] = {}
     for part in value.split(","):
         name, _, number = part.partition("=")
-        if name not in CANONICAL or not number.isdigit():
-            raise click.BadParameter(f'found "{part}", wanted NAME=COUNT with a NAME of {", ".join(CANONICAL)}')
+        if name not in COUNTS or not number.isdigit():
+            raise click.BadParameter(f'found "{part}", wanted NAME=COUNT with a NAME of {", ".join(COUNTS)}')
         found[name] = int(number)
     return found
 
@@ -240,12 +243,12 @@ def optimize(
         show.print_json(found)
         return
     show.print_table(
-        ("", "nodes", *CANONICAL, "weights"),
+        ("", "nodes", *COUNTS, "weights"),
         (
             (
                 when,
                 str(found[when]["nodes"]),
-                *(str(found[when]["canonical"][name]) for name in CANONICAL),
+                *(str(found[when]["canonical"][name]) for name in COUNTS),
                 _sized(found[when]["bytes"]),
             )
             for when in ("before", "after")

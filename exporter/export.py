@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib.metadata
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from ..errors import InputError
+from ..errors import InputError, TfxError
 from ..runtime.bundle import DEFAULT_BUNDLE, Bundle, ensure_free, write_bundle
 from ..runtime.golden import GOLDEN_NAME, GoldenCase, save_golden
 from ..runtime.manifest import Manifest
@@ -105,10 +106,20 @@ def export(
         if not check:
             return manifest
         step("verifying")
-        parity = _verify(folder / MODEL_NAME, golden, manifest)
+        with shown_as(folder, out):
+            parity = _verify(folder / MODEL_NAME, golden, manifest)
         return dataclasses.replace(manifest, parity=parity)
 
     return write_bundle(out, fill, force=force)
+
+
+@contextlib.contextmanager
+def shown_as(path: Path, name: str | Path) -> Iterator[None]:
+    """Lets errors speak of the file that was asked for, not of the temporary one that becomes it."""
+    try:
+        yield
+    except TfxError as error:
+        raise type(error)(str(error).replace(str(path), str(name))) from error
 
 
 def _output(value: ir.Value) -> TensorSpec:
@@ -140,7 +151,7 @@ def _manifest(
         tolerance=TOLERANCES["fp32"].to_json(),
         pooling=source.pooling,
         tokenizer=source.tokenizer,
-        refusals=tuple({"rule": r.rule, "where": r.origin or r.where, "reason": r.reason} for r in report.refusals),
+        refusals=tuple(r.to_json() for r in report.refusals),
         versions=_versions(),
     )
 

@@ -18,6 +18,7 @@ from ..runtime.tensors import DTYPES, TensorSpec
 from .capture import OPSET
 from .metadata import restore_metadata
 from .probe import first_line
+from .quiet import quiet
 from .sources import role_of
 from .versions import nodes
 
@@ -35,7 +36,8 @@ def load(path: Path) -> ir.Model:
         raise SourceError(f"{path}: found {'a folder' if path.is_dir() else 'nothing'}, wanted an .onnx file")
     check_external_data(path)
     try:
-        model = ir.load(path)
+        with quiet():
+            model = ir.load(path)
     except (MemoryError, OSError):
         raise
     except Exception as error:  # a damaged file fails wherever its damage is met
@@ -55,6 +57,10 @@ def _check_sources(model: ir.Model, path: Path) -> None:
     """Refuse what the pipeline would lose or rename: values from nowhere, and inputs that are outputs."""
     graph = model.graph
     for node in nodes(model):
+        # What is not UTF-8 comes as bytes.
+        for text in (node.domain, node.op_type, node.name or "", *(v.name or "" for v in node.outputs)):
+            if not isinstance(text, str):
+                raise SourceError(f"{path}: damaged: found {text!r} as a name, wanted text")
         for value in node.inputs:
             if value is not None and value.graph is None and value.producer() is None:
                 raise SourceError(
@@ -93,7 +99,9 @@ def to_canonical_opset(model: ir.Model, name: str) -> None:
             node.metadata_props.update(kept.get(node.name or "", {}))
     if model.opset_imports.get("", OPSET) != OPSET:
         raise SourceError(f"{name}: opset {found}, wanted one that converts to {OPSET}")
-    passes.ShapeInferencePass(data_prop=True)(model)
+    with quiet():
+        # Not strict: one shape that a file gives wrongly would leave every other one unknown.
+        passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
 
 
 @contextmanager

@@ -75,6 +75,10 @@ class Refusal:
     reason: str
     origin: str = ""
 
+    def to_json(self) -> dict[str, str]:
+        """The manifest's form: the module path where it is known, else the node."""
+        return {"rule": self.rule, "where": self.origin or self.where, "reason": self.reason}
+
 
 @dataclasses.dataclass(frozen=True)
 class Arg:
@@ -302,6 +306,13 @@ def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.Rewri
 
 def _share_signature(function: Callable[..., Any], of: Callable[..., Any]) -> None:
     function.__signature__ = inspect.signature(of)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def producer(value: ir.Value) -> ir.Node:
+    """The node that computes a value which a pattern has matched as computed."""
+    node = value.producer()
+    assert node is not None
+    return node
 
 
 # Guards: each returns what a rule needs or raises Refuse with what was found and what was wanted.

@@ -50,7 +50,7 @@ def inspect(path: Path) -> dict[str, Any]:
     except TfxError as error:
         found["refusals"] = [{"rule": "all", "where": path.name, "reason": str(error)}]
         return found
-    found["refusals"] = [{"rule": r.rule, "where": r.origin or r.where, "reason": r.reason} for r in report.refusals]
+    found["refusals"] = [r.to_json() for r in report.refusals]
     found["raisable"] = report.counts
     return found
 

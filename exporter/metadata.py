@@ -12,6 +12,7 @@ import json
 
 import onnx_ir as ir
 
+from ..runtime.manifest import COUNTS
 from .fusion import MEANING, ORIGIN
 from .versions import METADATA_IR, nodes
 
@@ -36,8 +37,6 @@ CANONICAL = {
     ("com.microsoft", "RotaryEmbedding"): "rotary",
 }
 """What an operator stands for, by (domain, operator)."""
-
-COUNTED = ("attention", "layer_norm", "rms_norm", "gelu", "rotary")
 
 
 def keep_origins(model: ir.Model) -> None:
@@ -103,7 +102,7 @@ def count(model: ir.Model) -> dict[str, int]:
     Returns:
         ``{"attention": n, "layer_norm": n, "rms_norm": n, "gelu": n, "rotary": n}``.
     """
-    counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
+    counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for node in nodes(model):
         meaning = CANONICAL.get(node.op_identifier()[:2]) or node.metadata_props.get(MEANING)
         if meaning in counts:

@@ -16,6 +16,7 @@ from ..runtime.parity import TOLERANCES, ParityReport, verify
 from ..runtime.providers import create_session
 from ..runtime.tensors import Case, TensorSpec, default_cases, make_feeds
 from . import targets
+from .export import shown_as
 from .foreign import input_specs, load, operators, to_canonical_opset
 from .metadata import count
 from .pipeline import check_counts, lower_model, raise_model
@@ -82,12 +83,16 @@ def optimize(
             save(model, written, max_inline_bytes=max_inline_bytes)
             del model
             step("verifying")
-            parity = _compare(source, written, specs)
-            parity.check()
+            with shown_as(written, out):
+                parity = _compare(source, written, specs)
+                parity.check()
             data = Path(folder) / (out.name + DATA_SUFFIX)
-            if data.exists():
+            moved = data.exists()
+            if moved:
                 data.replace(out.with_name(data.name))
             written.replace(out)
+            if not moved:
+                out.with_name(data.name).unlink(missing_ok=True)  # of the file that was replaced
     except OSError as error:
         raise BundleError(f"{out}: cannot be written: {error.strerror}") from error
     return {
@@ -95,7 +100,7 @@ def optimize(
         "before": before,
         "after": after,
         "fired": report.fired,
-        "refusals": [{"rule": r.rule, "where": r.origin or r.where, "reason": r.reason} for r in report.refusals],
+        "refusals": [r.to_json() for r in report.refusals],
         "parity": {**parity.to_json(), "cases": len(parity.cases)},
     }
 

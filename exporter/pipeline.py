@@ -13,6 +13,7 @@ from . import fusion, raising
 from .fusion import Fusion, Refusal
 from .lowering import rules_for
 from .metadata import count, keep_origins, settle_metadata
+from .quiet import quiet
 from .targets import Target
 from .tidy import merge_transposes, tidy
 from .versions import nodes, settle
@@ -51,6 +52,7 @@ def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None
             report.refusals.append(refusal)
 
 
+@quiet()
 def raise_model(model: ir.Model) -> Report:
     """Recognises decomposed subgraphs and replaces them by canonical nodes, in place.
 
@@ -70,12 +72,14 @@ def raise_model(model: ir.Model) -> Report:
     return report
 
 
+@quiet()
 def lower_model(model: ir.Model, target: Target, report: Report, *, opset: int | None = None) -> None:
     """Rewrites canonical nodes into what a target runs and settles opset and IR version, in place.
 
     Raises:
         InputError: The graph needs a newer opset or another domain than the target allows.
     """
+    target.check_opset(opset)
     _run(rules_for(target, opset), model, report)
     tidy(model)
     passes.NameFixPass()(model)

@@ -36,7 +36,7 @@ class Source:
     """A module in eval mode and what its bundle must know.
 
     Attributes:
-        module: called with its inputs by name.
+        module: called with its inputs by name, in eval mode whatever its own mode is.
         inputs: in the order of the graph's inputs.
         kind: "reference", "checkpoint" or "module".
         name: for people.
@@ -172,6 +172,7 @@ def module(target: str | nn.Module, inputs: Sequence[str] = (), outputs: Sequenc
         built, example, target = target, None, type(target).__name__
     else:
         built, example = _build(target)
+        built.eval()
     parameters = _parameters(built)
     specs = {spec.name: spec for spec in _example_specs(_bind(example, parameters, target), target)}
     specs |= {spec.name: spec for spec in declared}
@@ -179,7 +180,7 @@ def module(target: str | nn.Module, inputs: Sequence[str] = (), outputs: Sequenc
     # Graph inputs follow forward's order, whatever order they were given in.
     order = [name for name in parameters if name in specs] + [name for name in specs if name not in parameters]
     source = Source(
-        module=built.eval(),
+        module=built,
         inputs=tuple(specs[name] for name in order),
         kind="module",
         name=target,

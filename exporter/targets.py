@@ -22,8 +22,6 @@ class Target:
         min_opset: Lowest ai.onnx opset that can be asked for.
         max_opset: Highest ai.onnx opset its runtimes load.
         max_ir: Highest IR version its runtimes load.
-        provider: The execution provider a bundle of this target is meant for.
-        max_inline_bytes: Largest total of weights kept inside ``model.onnx``.
     """
 
     name: str
@@ -32,8 +30,6 @@ class Target:
     min_opset: int = 17
     max_opset: int = 23
     max_ir: int = 13
-    provider: str = "cpu"
-    max_inline_bytes: int = 1 << 30
 
     def check_opset(self, opset: int | None) -> None:
         """Refuses an ai.onnx opset that cannot be asked for; ``None`` asks for none.
@@ -49,7 +45,7 @@ TARGETS = {
     target.name: target
     for target in (
         Target("cpu", frozenset({"", "com.microsoft"}), None),
-        Target("cuda", frozenset({"", "com.microsoft"}), None, provider="cuda"),
+        Target("cuda", frozenset({"", "com.microsoft"}), None),
         Target("portable", frozenset({""}), 18),
     )
 }

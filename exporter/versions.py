@@ -178,7 +178,7 @@ def settle(model: ir.Model, target: Target, opset: int | None) -> None:
         InputError: The graph needs a newer opset than was asked for or than the target loads, or holds a
             domain that the target does not know.
     """
-    wanted = opset or target.default_opset
+    wanted = target.default_opset if opset is None else opset
     lowest, because = lowest_opset(model)
     if wanted is not None and lowest > wanted:
         raise InputError(f"opset {wanted}: operator {because} needs opset {lowest}; ask for --opset {lowest}")

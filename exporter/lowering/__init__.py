@@ -36,6 +36,7 @@ def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
     """
     if target.name in RULES:
         return RULES[target.name]
-    version = opset or target.default_opset or 23
+    wanted = target.default_opset if opset is None else opset
+    version = 23 if wanted is None else wanted
     attention = AttentionMask if version >= 23 else AttentionPrimitives
     return (attention,) if version >= 20 else (attention, GeluErfPrimitives, GeluTanhPrimitives)

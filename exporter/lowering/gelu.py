@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, axis_of, of_type, rank, same_axis
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, axis_of, of_type, producer, rank, same_axis
 from ..raising.gelu import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
 from .attention import CONTRIB
 
@@ -15,8 +15,7 @@ _STANDARD = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def _approximate(y: ir.Value) -> str:
-    node = y.producer()
-    assert node is not None
+    node = producer(y)
     return node.attributes.get_string("approximate", "none")
 
 

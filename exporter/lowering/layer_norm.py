@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, of_type, rank, same_axis
+from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, of_type, producer, rank, same_axis
 from .attention import CONTRIB
 
 
@@ -43,8 +43,7 @@ class SkipLayerNorm(Fusion):
         again = total.is_graph_output() or len(total.uses()) > 1
         if again != self._summed:
             raise Refuse()  # The other variant's.
-        node = y.producer()
-        assert node is not None
+        node = producer(y)
         of_type(total, "the sum", ir.DataType.FLOAT, ir.DataType.FLOAT16)
         if rank(total) != 3:
             raise Refuse(f"the sum has rank {rank(total)}, wanted (batch, sequence, d)", total)
@@ -71,8 +70,7 @@ class SkipLayerNorm(Fusion):
         bias: ir.Value | None = None,
         **_: Any,
     ) -> Any:
-        node = y.producer()
-        assert node is not None
+        node = producer(y)
         out = op.SkipLayerNormalization(
             a,
             b,

@@ -26,6 +26,7 @@ from ..fusion import (
     axis_of,
     of_type,
     positive,
+    producer,
     rank,
     same_axis,
     scalar,
@@ -114,8 +115,7 @@ class AttentionPieces(Fusion):
                         q,
                     )
         static(q, -1, "Q")
-        node = weights.producer()
-        assert node is not None
+        node = producer(weights)
         axis = node.attributes.get_int("axis", -1)
         if axis not in (-1, len(q.shape or ()) - 1):
             raise Refuse(f"softmax runs over axis {axis}, wanted the last", weights)

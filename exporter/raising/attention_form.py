@@ -18,6 +18,7 @@ from ..fusion import (
     Refuse,
     axis_of,
     positive,
+    producer,
     rank,
     same_axis,
     scalar,
@@ -119,8 +120,7 @@ class AttentionScale(Fusion):
         y: ir.Value,
         mask: ir.Value | None = None,
     ) -> ir.Value:
-        node = y.producer()
-        assert node is not None
+        node = producer(y)
         found = scalar(factor, "scale")
         attributes = {name: attr.value for name, attr in node.attributes.items()}
         if "scale" not in attributes:
@@ -205,8 +205,7 @@ class AttentionHeads(Fusion):
         mask: ir.Value | None = None,
         **_: Any,
     ) -> ir.Value:
-        node = y.producer()
-        assert node is not None
+        node = producer(y)
         attributes = {name: attr.value for name, attr in node.attributes.items()}
         heads = static(q4, 2, "Q")
         attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
@@ -253,8 +252,7 @@ def plain(y: ir.Value) -> ir.Node:
 
     That is a causal mask, a soft cap and a key-value cache.
     """
-    node = y.producer()
-    assert node is not None
+    node = producer(y)
     if node.attributes.get_int("is_causal", 0):
         raise Refuse("is_causal is 1, wanted a bidirectional encoder's 0")
     if node.attributes.get_float("softcap", 0.0) != 0.0:
@@ -285,8 +283,7 @@ class AttentionMaskExpand(Fusion):
     def rewrite(
         self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, y: ir.Value, **_: Any
     ) -> ir.Value:
-        node = y.producer()
-        assert node is not None
+        node = producer(y)
         return op.Attention(q, k, v, mask, **{name: attr.value for name, attr in node.attributes.items()})
 
     def example(self) -> Example:

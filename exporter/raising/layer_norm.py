@@ -20,6 +20,7 @@ from ..fusion import (
     constant,
     expect,
     last_axis_only,
+    producer,
     rank,
     scalar,
     static,
@@ -79,8 +80,7 @@ class LayerNormPieces(Fusion):
         **_: Any,
     ) -> None:
         for value, what in ((mean, "mean"), (variance, "variance")):
-            node = value.producer()
-            assert node is not None
+            node = producer(value)
             last_axis_only(node, x, what)
         if self._square == "pow":
             expect(two, 2.0, "exponent", x)

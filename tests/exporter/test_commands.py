@@ -159,7 +159,7 @@ X = ["--input", "x:float32:batch,4"]
         ([*SIZES, "--out", "file"], "file: exists; use --force to replace it, or another --out"),
         ([*SIZES, "--out", "file", "--force"], "file: is a file; --force only replaces bundles"),
         ([*SIZES, "--out", "mine", "--force"], "mine: is not a bundle (no tfx.json); --force only replaces bundles"),
-        ([*SIZES, "--out", "file/below"], "file/below: the folder "),
+        ([*SIZES, "--out", "file/below"], "file/below: "),
         ([*SIZES, "--out", "no/such"], "no/such: the folder "),
         ([*SIZES, "--out", "."], ".: exists"),
         # checkpoints
