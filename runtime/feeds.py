@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FeedError
-from .tensors import TensorSpec
+from .tensors import MASK_ROLES, TensorSpec
 
 __all__ = ["FeedChecker"]
 
@@ -50,7 +50,7 @@ class FeedChecker:
     def __call__(self, feeds: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Check and complete feeds.
 
-        A missing attention mask becomes all ones, missing segment ids become zeros.
+        A missing mask attends everywhere (ones, zeros for a padding mask), missing segment ids become zeros.
 
         Args:
             feeds: arrays, or nested lists, by input name.
@@ -83,11 +83,9 @@ class FeedChecker:
                 continue
             names = ", ".join(self._by_name)
             if name == "attention_mask":
-                # A model without a mask attends everywhere: only a mask that says so may be dropped.
+                # Without it the model attends everywhere: only a mask that says so may be dropped.
                 if not np.all(np.asarray(feeds[name]) != 0):
-                    raise FeedError(
-                        f"attention_mask: this model takes no mask, wanted one that is all ones; it takes {names}"
-                    )
+                    raise FeedError(f"attention_mask: the model takes none, wanted one of all ones; it takes {names}")
             elif name not in _SURPLUS:
                 raise FeedError(f'feeds: found "{name}", wanted only {names}')
             if name not in self._noticed:
@@ -167,7 +165,7 @@ def _default(spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
     if all(isinstance(axis, int) or axis in sizes for axis in spec.shape):
         if spec.role == "attention_mask":
             return np.ones(shape, spec.dtype)
-        if spec.role == "token_type_ids":
+        if spec.role in ("padding_mask", "token_type_ids"):
             return np.zeros(shape, spec.dtype)
     raise FeedError(f"{spec.name}: missing")
 
@@ -177,7 +175,7 @@ def _check_values(spec: TensorSpec, values: np.ndarray) -> None:
     if values.dtype.kind not in "iu" or values.size == 0:
         return
     smallest, largest = int(values.min()), int(values.max())
-    if spec.role == "attention_mask":
+    if spec.role in MASK_ROLES:
         if smallest < 0 or largest > 1:
             raise FeedError(f"{spec.name}: found {largest if largest > 1 else smallest}, wanted 0 or 1")
     elif spec.limit is not None and (smallest < 0 or largest >= spec.limit):

@@ -5,7 +5,9 @@ key         value
 ==========  ==========================================================================================
 format      1
 source      {kind, name, sha256, notes}: what was exported; a reference encoder's notes hold its config and seed
-inputs      [{name, dtype, shape, role, limit}]: an axis is a size or a name; ``limit`` bounds integer values
+inputs      [{name, dtype, shape, role, limit}]: an axis is a size or a name; ``limit`` bounds integer values;
+            role is token_ids | attention_mask (1 attends) | padding_mask (1 is ignored; bool or integer) |
+            token_type_ids | position_ids | features
 outputs     [{name, dtype, shape}]
 max_length  longest sequence in tokens, or null
 pad_id      token id that pads a batch

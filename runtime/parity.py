@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import ParityError
 from .golden import GoldenCase
-from .tensors import TensorSpec
+from .tensors import TensorSpec, attended_positions
 
 if TYPE_CHECKING:
     from .bundle import Bundle
@@ -216,21 +216,21 @@ def verify(
         run: takes feeds by input name, returns outputs by output name.
         cases: recorded calls, at least one.
         tolerance: what is allowed.
-        inputs: the inputs' specs, which say which one is the mask; without them it is ``attention_mask``.
+        inputs: the inputs' specs, which say which ones are masks; without them it is ``attention_mask``.
         outputs: the outputs' specs, which say which ones have a sequence axis; without them shapes decide.
 
     Raises:
         ParityError: there is no case, or ``run`` does not return an output that was recorded.
     """
-    mask_name = next((spec.name for spec in inputs if spec.role == "attention_mask"), "attention_mask")
     axes = {spec.name: spec.shape for spec in outputs}
     results: list[CaseResult] = []
     for case in cases:
         found = run(case.inputs)
+        mask = attended_positions(inputs, case.inputs) if inputs else case.inputs.get("attention_mask")
         for name, expected in case.outputs.items():
             if name not in found:
                 raise ParityError(f"parity: output {name} is missing in {case.id}; found {', '.join(found) or 'none'}")
-            comparison = compare(found[name], expected, case.inputs.get(mask_name), axes.get(name))
+            comparison = compare(found[name], expected, mask, axes.get(name))
             results.append(CaseResult(case.id, name, comparison, tolerance.allows(comparison)))
     if not results:
         raise ParityError("parity: found no golden case, wanted at least one")

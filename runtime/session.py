@@ -67,8 +67,8 @@ class Session:
         """Run the model once.
 
         Args:
-            feeds: arrays or nested lists by input name. Integers are cast where nothing is lost; a missing attention
-                mask is all ones, missing segment ids are zeros; tokenizer fields that the model does not take are
+            feeds: arrays or nested lists by input name. Integers are cast where nothing is lost; a missing mask
+                attends everywhere, missing segment ids are zeros; tokenizer fields that the model does not take are
                 ignored with one notice.
             outputs: names of the wanted outputs, None for all.
 

@@ -1,12 +1,12 @@
 """What a bundle's inputs and outputs look like, and random feeds of that look.
 
-The feeds are made to tell mistakes apart: segment ids never equal the mask (a swap of the two shows),
+The feeds are made to tell mistakes apart: segment ids do not equal the mask (a swap of the two shows),
 and the rows of a padded batch have different lengths (so does a mask that was reduced to one length).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,25 @@ import numpy as np
 from ..errors import InputError
 from . import fields
 
-__all__ = ["DTYPES", "MASK_PATTERNS", "ROLES", "Case", "TensorSpec", "default_cases", "make_feeds"]
+__all__ = [
+    "DTYPES",
+    "MASK_PATTERNS",
+    "MASK_ROLES",
+    "ROLES",
+    "Case",
+    "TensorSpec",
+    "attended_positions",
+    "default_cases",
+    "make_feeds",
+]
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
-ROLES = ("token_ids", "attention_mask", "token_type_ids", "position_ids", "features", "output")
+MASK_ROLES = ("attention_mask", "padding_mask")
+"""1 (True) attends in the first, as transformers has it, and is ignored in the second, as torch.nn has it."""
+
+ROLES = ("token_ids", *MASK_ROLES, "token_type_ids", "position_ids", "features", "output")
 MASK_PATTERNS = ("full", "right", "left", "holes")
 
 _UNKNOWN_VOCABULARY = 16
@@ -35,7 +48,8 @@ class TensorSpec:
         name: its name in the graph.
         dtype: a numpy dtype name out of ``DTYPES``.
         shape: one entry per axis, an int when fixed, else the name of the axis (``"batch"``, ``"sequence"``).
-        role: what the values mean, out of ``ROLES``.
+        role: what the values mean, out of ``ROLES``. An ``attention_mask`` has 1 (True) where a position is attended;
+            a ``padding_mask``, bool or integer, has 1 (True) where it is ignored.
         limit: exclusive upper bound of integer values (vocabulary size, number of segments), None when unknown.
     """
 
@@ -74,9 +88,11 @@ class TensorSpec:
         if not output:
             role = fields.choice(fields.required(entry, "role", where), ROLES[:-1], f"{where}.role")
             limit = entry.get("limit")
+        # A padding mask of floats is added to the scores: other numbers, with another meaning.
+        dtypes = tuple(dtype for dtype in DTYPES if role != "padding_mask" or np.dtype(dtype).kind != "f")
         return cls(
             name=fields.text(fields.required(entry, "name", where), f"{where}.name"),
-            dtype=fields.choice(fields.required(entry, "dtype", where), DTYPES, f"{where}.dtype"),
+            dtype=fields.choice(fields.required(entry, "dtype", where), dtypes, f"{where}.dtype"),
             shape=shape,
             role=role,
             limit=None if limit is None else fields.integer(limit, f"{where}.limit", minimum=1),
@@ -109,7 +125,7 @@ def default_cases(inputs: Sequence[TensorSpec], max_length: int | None) -> list[
         (1, 1), (1, 7), (3, 16) and (2, the longest up to 512), clipped to ``max_length``, in each pattern.
     """
     longest = min(max_length or 512, 512)
-    masked = any(spec.role == "attention_mask" for spec in inputs)
+    masked = any(spec.role in MASK_ROLES for spec in inputs)
     shapes = dict.fromkeys((batch, min(length, longest)) for batch, length in ((1, 1), (1, 7), (3, 16), (2, longest)))
     return [
         Case(f"b{batch}-s{length}-{pattern}", batch, length, pattern)
@@ -127,7 +143,8 @@ def make_feeds(
         inputs: the inputs to fill.
         batch: size of the axis ``"batch"``, at least 1.
         sequence: size of every other named axis, at least 1.
-        pattern: attended positions, out of ``MASK_PATTERNS``; each row attends at least one.
+        pattern: attended positions, out of ``MASK_PATTERNS``; each row attends at least one. A padding mask is the
+            inverse of the attention mask.
         seed: the same seed gives the same feeds.
 
     Returns:
@@ -143,11 +160,16 @@ def make_feeds(
     random = np.random.default_rng(seed)
     feeds: dict[str, np.ndarray] = {}
     masks: list[np.ndarray] = []
-    # Masks first: segment ids are made to differ from them.
-    for spec in sorted(inputs, key=lambda spec: spec.role != "attention_mask"):
+    # Masks first: a padding mask ignores what an attention mask does not attend, segment ids differ from them.
+    order = {role: i for i, role in enumerate(MASK_ROLES)}
+    for spec in sorted(inputs, key=lambda spec: order.get(spec.role, len(order))):
         shape = spec.resolve(batch, sequence)
         if spec.role == "attention_mask":
             values = _mask(shape, pattern, random)
+            masks.append(values)
+        elif spec.role == "padding_mask":
+            attended = next((mask for mask in masks if mask.shape == shape), None)
+            values = 1 - (_mask(shape, pattern, random) if attended is None else attended)
             masks.append(values)
         elif spec.role == "position_ids":
             values = np.broadcast_to(np.arange(shape[-1]), shape)
@@ -161,6 +183,22 @@ def make_feeds(
             values = random.integers(0, spec.limit or _UNKNOWN_VOCABULARY, shape)
         feeds[spec.name] = np.array(values, dtype=spec.dtype, order="C")
     return {spec.name: feeds[spec.name] for spec in inputs}
+
+
+def attended_positions(inputs: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Return which positions all (batch, sequence) masks among the feeds attend; None without such a mask."""
+    found: np.ndarray | None = None
+    for spec in inputs:
+        values = feeds.get(spec.name)
+        if spec.role not in MASK_ROLES or values is None or values.ndim != 2:
+            continue
+        marked = values != 0
+        attended = ~marked if spec.role == "padding_mask" else marked
+        if found is None:
+            found = attended
+        elif found.shape == attended.shape:
+            found = found & attended
+    return found
 
 
 def _mask(shape: tuple[int, ...], pattern: str, random: np.random.Generator) -> np.ndarray:

@@ -96,6 +96,7 @@ class TextEncoder:
         by_role = {
             "token_ids": ids,
             "attention_mask": mask,
+            "padding_mask": ~mask,
             "token_type_ids": types,
             "position_ids": np.broadcast_to(np.arange(mask.shape[1]), mask.shape),
         }

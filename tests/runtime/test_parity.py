@@ -43,6 +43,17 @@ def test_only_attended_positions_count():
     assert compare(actual, expected, mask).max_abs == pytest.approx(0.5)
 
 
+def test_positions_that_a_padding_mask_ignores_do_not_count():
+    expected, pad = values(2, 3, 4), np.array([[False, False, True], [True, False, False]])
+    actual = np.where(pad[..., None], 1e9, expected)
+    case = GoldenCase("c", 2, 3, "right", {"pad": pad}, {"hidden": expected})
+    spec = TensorSpec("pad", "bool", ("batch", "sequence"), "padding_mask")
+    assert verify(lambda feeds: {"hidden": actual}, [case], EXACT, inputs=[spec]).passed
+    assert not verify(lambda feeds: {"hidden": actual}, [case], EXACT).passed
+    actual[0, 0] += 1
+    assert not verify(lambda feeds: {"hidden": actual}, [case], EXACT, inputs=[spec]).passed
+
+
 def test_pooled_vectors_as_wide_as_the_batch_is_long_are_judged_whole():
     expected, mask = values(3, 4), np.zeros((3, 4), np.int64)
     mask[:, 0] = 1

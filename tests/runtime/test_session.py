@@ -8,10 +8,12 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from tfx.errors import BundleError, FeedError, InputError
+from tfx.runtime.parity import verify_bundle
 from tfx.runtime.session import Session
-from tfx.runtime.tensors import make_feeds
+from tfx.runtime.tensors import TensorSpec, make_feeds
 
 
 @pytest.fixture
@@ -162,8 +164,46 @@ def test_a_mask_that_matters_is_never_dropped(tiny_manifest):
 
     check = FeedChecker([spec for spec in tiny_manifest().inputs if spec.name == "input_ids"], None)
     check({"input_ids": [[1, 2]], "attention_mask": [[1, 1]]})
-    with pytest.raises(FeedError, match="attention_mask: this model takes no mask"):
+    with pytest.raises(FeedError, match="attention_mask: the model takes none, wanted one of all ones"):
         check({"input_ids": [[1, 2]], "attention_mask": [[1, 0]]})
+
+
+# Masks that mark what to ignore
+
+
+@pytest.fixture
+def padding_bundle(make_bundle, tiny_graph, tiny_manifest, tiny_reference):
+    """The tiny model with a mask of the other sense."""
+    model = tiny_graph(segments=False)
+    model.graph.input[1].name = "padding_mask"
+    model.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
+    model.graph.node.insert(0, helper.make_node("Not", ["padding_mask"], ["attention_mask"]))
+    pad = TensorSpec("padding_mask", "bool", ("batch", "sequence"), "padding_mask", 2)
+    return make_bundle(
+        "padding",
+        segments=False,
+        model=model,
+        inputs=(tiny_manifest().inputs[0], pad),
+        expected=lambda feeds: tiny_reference({**feeds, "attention_mask": ~feeds["padding_mask"]}),
+    )
+
+
+def test_a_padding_mask_is_verified_filled_in_and_made_of_text(padding_bundle):
+    assert verify_bundle(padding_bundle).passed
+    assert {case.pattern for case in padding_bundle.golden()} == {"full", "right", "left", "holes"}
+    session = Session(padding_bundle, threads=1)
+    ids = np.array([[2, 5, 3, 4]])
+    pad = np.array([[False, False, False, True]])
+    whole = session.run({"input_ids": ids})["sentence_embedding"]
+    np.testing.assert_array_equal(whole, session.run({"input_ids": ids, "padding_mask": 0 * ids})["sentence_embedding"])
+    cut = session.run({"input_ids": ids, "padding_mask": pad})["sentence_embedding"]
+    np.testing.assert_allclose(cut, session.run({"input_ids": ids[:, :3]})["sentence_embedding"], atol=1e-6)
+    assert not np.allclose(cut, whole)
+    texts = ["the cat sat on a mat", "dog"]
+    one_by_one = np.concatenate([np.asarray(session.encode([text])) for text in texts])
+    np.testing.assert_allclose(np.asarray(session.encode(texts)), one_by_one, atol=1e-6)
+    with pytest.raises(FeedError, match="padding_mask: found 2"):
+        session.run({"input_ids": ids, "padding_mask": np.full_like(ids, 2)})
 
 
 # float inputs
@@ -171,7 +211,6 @@ def test_a_mask_that_matters_is_never_dropped(tiny_manifest):
 
 def test_float_features_take_what_is_lossless(tiny_manifest):
     from tfx.runtime.feeds import FeedChecker
-    from tfx.runtime.tensors import TensorSpec
 
     check = FeedChecker([TensorSpec("x", "float32", ("batch", 2), "features")], None)
     for fine in ([[0.1, 2]], np.ones((1, 2), np.float16), np.array([[1, 2]]), [[1, 2]]):

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfx.errors import InputError
-from tfx.runtime.tensors import MASK_PATTERNS, TensorSpec, default_cases, make_feeds
+from tfx.errors import BundleError, InputError
+from tfx.runtime.tensors import MASK_PATTERNS, TensorSpec, attended_positions, default_cases, make_feeds
 
 IDS = TensorSpec("input_ids", "int64", ("batch", "sequence"), "token_ids", 30)
 MASK = TensorSpec("attention_mask", "int64", ("batch", "sequence"), "attention_mask", 2)
 TYPES = TensorSpec("token_type_ids", "int64", ("batch", "sequence"), "token_type_ids", 2)
+PAD = TensorSpec("src_key_padding_mask", "bool", ("batch", "sequence"), "padding_mask", 2)
 POSITIONS = TensorSpec("position_ids", "int32", ("batch", "sequence"), "position_ids", 64)
 PIXELS = TensorSpec("pixel_values", "float32", ("batch", 3, 4, 4), "features")
 
@@ -57,6 +60,35 @@ def test_mask_axes_between_batch_and_sequence_repeat_the_row():
     np.testing.assert_array_equal(mask[1, 0, 0], mask[1, 0, 3])
 
 
+@given(st.integers(1, 5), st.integers(1, 20), st.sampled_from(MASK_PATTERNS), st.sampled_from(["bool", "int32"]))
+def test_a_padding_mask_is_the_inverse_of_the_attention_mask(batch, sequence, pattern, dtype):
+    pad = dataclasses.replace(PAD, dtype=dtype)
+    sizes = {"batch": batch, "sequence": sequence, "pattern": pattern, "seed": 3}
+    alone = make_feeds([IDS, pad], **sizes)[pad.name]
+    both = make_feeds([pad, TYPES, MASK], **sizes)
+    assert alone.dtype == both[pad.name].dtype == dtype
+    np.testing.assert_array_equal(alone, 1 - make_feeds([IDS, MASK], **sizes)["attention_mask"])
+    np.testing.assert_array_equal(both[pad.name], 1 - both["attention_mask"])
+    assert not alone.all(axis=1).any()  # no row is ignored whole
+    np.testing.assert_array_equal(attended_positions([PAD, MASK], both), both["attention_mask"] == 1)
+    segments = make_feeds([pad, TYPES], **sizes)
+    assert not np.array_equal(segments["token_type_ids"], segments[pad.name])
+
+
+def test_attended_positions():
+    feeds = {"attention_mask": np.array([[1, 1, 0]]), PAD.name: np.array([[True, False, False]])}
+    np.testing.assert_array_equal(attended_positions([IDS, MASK], feeds), [[True, True, False]])
+    np.testing.assert_array_equal(attended_positions([IDS, PAD], feeds), [[False, True, True]])
+    np.testing.assert_array_equal(attended_positions([PAD, MASK], feeds), [[False, True, False]])
+    assert attended_positions([IDS, TYPES], feeds) is None
+    assert attended_positions([MASK], {}) is None
+
+
+def test_a_padding_mask_of_floats_is_refused():
+    with pytest.raises(BundleError, match=r'tensor\.dtype: found "float32", wanted one of bool, int8, .*, uint64$'):
+        TensorSpec.from_json({**PAD.to_json(), "dtype": "float32"})
+
+
 def test_same_seed_same_feeds():
     first, second, third = (make_feeds([IDS], batch=2, sequence=9, seed=seed)["input_ids"] for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, second)
@@ -79,6 +111,7 @@ def test_default_cases_reach_the_longest_sequence_in_every_pattern():
     assert {(case.batch, case.sequence) for case in cases} == {(1, 1), (1, 7), (3, 16), (2, 512)}
     assert len(cases) == 16
     assert len({case.id for case in cases}) == 16
+    assert default_cases([IDS, PAD], None) == cases
 
 
 def test_default_cases_are_clipped_and_have_no_pattern_without_a_mask():
@@ -91,7 +124,7 @@ def test_default_cases_are_clipped_and_have_no_pattern_without_a_mask():
     ]
 
 
-@pytest.mark.parametrize("spec", [IDS, MASK, PIXELS])
+@pytest.mark.parametrize("spec", [IDS, MASK, PAD, PIXELS])
 def test_json_round_trip(spec):
     assert TensorSpec.from_json(spec.to_json()) == spec
 
