@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import SourceError, TfxError
-from ..runtime.tensors import TensorSpec, make_feeds
+from ..runtime.tensors import MASK_ROLES, TensorSpec, make_feeds
 
 __all__ = ["Findings", "first_line", "inference", "probe"]
 
@@ -170,7 +170,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _integers(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    return [s for s in inputs if np.dtype(s.dtype).kind in "iu" and s.role != "attention_mask"]
+    return [s for s in inputs if np.dtype(s.dtype).kind in "iu" and s.role not in MASK_ROLES]
 
 
 def _same(indices: Tensor, feed: Tensor) -> bool:

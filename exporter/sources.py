@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..errors import InputError, SourceError
 from ..models.config import EncoderConfig
 from ..models.encoder import Encoder
-from ..runtime.tensors import DTYPES, TensorSpec
+from ..runtime.tensors import DTYPES, MASK_ROLES, TensorSpec
 from .probe import first_line, probe
 
 __all__ = ["Source", "module", "named_outputs", "parse_input", "reference", "role_of"]
@@ -223,18 +223,22 @@ def parse_input(text: str) -> TensorSpec:
 
 def _spec(name: str, dtype: str, axes: Sequence[str | int]) -> TensorSpec:
     role = role_of(name, dtype, axes)
-    return TensorSpec(name, dtype, tuple(axes), role, 2 if role == "attention_mask" else None)
+    return TensorSpec(name, dtype, tuple(axes), role, 2 if role in MASK_ROLES else None)
 
 
 def role_of(name: str, dtype: str, axes: Sequence[str | int]) -> str:
     """Return what an input means, judged by its name, type and axes.
 
-    A mask named for padding marks what to ignore, the opposite of an attention mask, so it is a plain feature.
+    A mask of one value per token attends where it is 1; one that is named for padding, as torch.nn's
+    `src_key_padding_mask`, ignores what it marks. As floats the latter is added to the scores, so it is a feature.
     """
     whole = "int" in dtype
     if "mask" in name:
-        per_token = len(axes) == 2 and axes[0] != axes[1]
-        return "attention_mask" if per_token and "pad" not in name else "features"
+        if len(axes) != 2 or axes[0] == axes[1]:
+            return "features"
+        if "pad" not in name or re.search("(non|not|un)_?pad", name):
+            return "attention_mask"
+        return "features" if "float" in dtype else "padding_mask"
     if whole and re.search("type|segment", name):
         return "token_type_ids"
     if whole and "position" in name:

@@ -119,7 +119,10 @@ def test_an_output_that_is_not_returned_lists_those_that_are():
         ("token_type_ids:int32:batch, sequence", ("batch", "sequence"), "token_type_ids", None),
         ("position_ids:int64:1,sequence", (1, "sequence"), "position_ids", None),
         ("inputs_embeds:float32:batch,sequence,32", ("batch", "sequence", 32), "features", None),
-        ("src_key_padding_mask:bool:batch,sequence", ("batch", "sequence"), "features", None),
+        ("src_key_padding_mask:bool:batch,sequence", ("batch", "sequence"), "padding_mask", 2),
+        ("pad_mask:int64:batch,sequence", ("batch", "sequence"), "padding_mask", 2),
+        ("padding_mask:float32:batch,sequence", ("batch", "sequence"), "features", None),
+        ("non_padding_mask:bool:batch,sequence", ("batch", "sequence"), "attention_mask", 2),
         ("mask:float32:sequence,sequence", ("sequence", "sequence"), "features", None),
     ],
 )
@@ -150,7 +153,8 @@ def test_a_wrong_input_says_what_is_wrong(text, reason):
 
 
 def test_a_mask_that_marks_padding_is_no_attention_mask():
-    assert role_of("src_key_padding_mask", "bool", ("batch", "sequence")) == "features"
+    assert role_of("src_key_padding_mask", "bool", ("batch", "sequence")) == "padding_mask"
+    assert role_of("src_key_padding_mask", "bool", ("batch", 1, "sequence")) == "features"
     assert role_of("mask", "int64", ("batch", "sequence")) == "attention_mask"
 
 
