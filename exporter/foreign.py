@@ -56,11 +56,9 @@ def load(path: Path) -> ir.Model:
 def _check_sources(model: ir.Model, path: Path) -> None:
     """Refuse what the pipeline would lose or rename: values from nowhere, and inputs that are outputs."""
     graph = model.graph
+    _check_text(path, *model.opset_imports, *(value.name for value in (*graph.inputs, *graph.outputs)))
     for node in nodes(model):
-        # What is not UTF-8 comes as bytes.
-        for text in (node.domain, node.op_type, node.name or "", *(v.name or "" for v in node.outputs)):
-            if not isinstance(text, str):
-                raise SourceError(f"{path}: damaged: found {text!r} as a name, wanted text")
+        _check_text(path, node.domain, node.op_type, node.name, *(value.name for value in node.outputs))
         for value in node.inputs:
             if value is not None and value.graph is None and value.producer() is None:
                 raise SourceError(
@@ -70,6 +68,13 @@ def _check_sources(model: ir.Model, path: Path) -> None:
     for value in graph.outputs:
         if value.is_graph_input():
             raise SourceError(f"{path}: output {value.name} is an input as it is; put an Identity between them")
+
+
+def _check_text(path: Path, *names: str | None) -> None:
+    """Refuse names that are not UTF-8, which protobuf gives as bytes."""
+    for name in names:
+        if not isinstance(name, str | None):
+            raise SourceError(f"{path}: damaged: found {name!r} as a name, wanted text")
 
 
 def to_canonical_opset(model: ir.Model, name: str) -> None:
@@ -88,7 +93,7 @@ def to_canonical_opset(model: ir.Model, name: str) -> None:
     if found < OPSET:
         kept = {node.name: dict(node.metadata_props) for node in nodes(model) if node.name and node.metadata_props}
         wrong = f"{name}: opset {found} cannot be converted to {OPSET}"
-        with _failures() as failures:
+        with quiet(), _failures() as failures:
             try:
                 version_converter.convert_version(model, OPSET, fallback=True)
             except Exception as error:  # The converter raises what it likes.
@@ -115,14 +120,16 @@ def _failures() -> Iterator[list[str]]:
                 reasons.append(first_line(record.exc_info[1]))
 
     logger, handler = logging.getLogger(version_converter.__name__), Hear()
-    told = logger.propagate
+    told, level = logger.propagate, logger.level
     logger.addHandler(handler)
     logger.propagate = False
+    logger.setLevel(logging.WARNING)
     try:
         yield reasons
     finally:
         logger.removeHandler(handler)
         logger.propagate = told
+        logger.setLevel(level)
 
 
 def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
