@@ -58,7 +58,7 @@ def _module_path(node: ir.Node) -> str:
     """torch.onnx keeps ``['', 'encoder', 'encoder.layer.0', 'matmul']``: the last is the operation itself."""
     try:
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as literal_eval documents
         return ""
     return str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
 
@@ -86,7 +86,9 @@ def restore_metadata(model: ir.Model) -> None:
     raw = model.metadata_props.pop(MEANINGS, None)
     try:
         meanings = json.loads(raw) if raw else {}
-    except ValueError:
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(meanings, dict):
         return
     for node in nodes(model):
         found = meanings.get(node.name)
