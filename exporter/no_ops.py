@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from .fusion import fixed, same_axis
+from .guards import fixed, same_axis
 
 __all__ = ["drop_no_ops"]
 

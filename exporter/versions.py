@@ -15,7 +15,7 @@ import onnx.helper
 import onnx_ir as ir
 
 from ..errors import InputError
-from .fusion import fixed
+from .guards import fixed
 from .targets import Target
 
 METADATA_IR = 10

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, constant, of_type, rank, static, weight
+from ..fusion import Arg, Example, Fusion, NearMiss
+from ..guards import Refuse, constant, of_type, rank, static, weight
 from ..raising.attention_form import plain
 from .masks import as_bias, zero_dead_rows
 

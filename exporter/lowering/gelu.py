@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, axis_of, of_type, producer, rank, same_axis
+from ..fusion import Arg, Example, Fusion, NearMiss
+from ..guards import Refuse, axis_of, of_type, producer, rank, same_axis
 from ..raising.gelu import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
 from .attention import CONTRIB
 

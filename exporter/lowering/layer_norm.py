@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss, Refuse, of_type, producer, rank, same_axis
+from ..fusion import Arg, Example, Fusion, NearMiss
+from ..guards import Refuse, of_type, producer, rank, same_axis
 from .attention import CONTRIB
 
 

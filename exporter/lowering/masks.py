@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import absorbing, fixed, rank, same_axis
+from ..guards import absorbing, fixed, rank, same_axis
 
 _THROUGH = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Identity", "Slice", "Gather"})
 
@@ -80,7 +80,7 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
         q: The queries, (B, S, H * d) or (B, H, S, d).
         k: The keys, likewise.
         spread: Rank 4 with the query and key axes in full, as the fused kernels want it.
-        clamp: Raise float masks to :func:`..fusion.absorbing` at least, even where they are finite, unless
+        clamp: Raise float masks to :func:`..guards.absorbing` at least, even where they are finite, unless
             the graph shows that they are no lower.
 
     Returns:

@@ -16,23 +16,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import (
-    Arg,
-    Example,
-    Fusion,
-    NearMiss,
-    Refuse,
-    absorbing,
-    axis_of,
-    of_type,
-    positive,
-    producer,
-    rank,
-    same_axis,
-    scalar,
-    static,
-    transpose,
-)
+from ..fusion import Arg, Example, Fusion, NearMiss
+from ..guards import Refuse, absorbing, axis_of, of_type, positive, producer, rank, same_axis, scalar, static, transpose
 
 FILL_LIMIT = -1e6
 """A fill value above this could leave a masked key some weight, or be no lower than real scores.

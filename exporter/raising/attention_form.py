@@ -9,22 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import (
-    Arg,
-    Derived,
-    Example,
-    Fusion,
-    NearMiss,
-    Refuse,
-    axis_of,
-    positive,
-    producer,
-    rank,
-    same_axis,
-    scalar,
-    static,
-    transpose,
-)
+from ..fusion import Arg, Derived, Example, Fusion, NearMiss
+from ..guards import Refuse, axis_of, positive, producer, rank, same_axis, scalar, static, transpose
 
 
 class SwapLastAxes(Fusion):

@@ -11,21 +11,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import (
-    Arg,
-    Example,
-    Fusion,
-    NearMiss,
-    Refuse,
-    constant,
-    expect,
-    last_axis_only,
-    producer,
-    rank,
-    scalar,
-    static,
-    weight,
-)
+from ..fusion import Arg, Example, Fusion, NearMiss
+from ..guards import Refuse, constant, expect, last_axis_only, producer, rank, scalar, static, weight
 
 
 class LayerNormPieces(Fusion):

@@ -231,6 +231,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("import no_such_package\n")
     (tmp_path / "helper.py").write_text("from torch import nn\nclass Thing(nn.Identity):\n    pass\n")
     monkeypatch.chdir(tmp_path)
+    for name in ("factories", "broken", "helper"):  # another test's module of that name
+        sys.modules.pop(name, None)
     yield tmp_path
     for name in ("factories", "broken", "helper"):
         sys.modules.pop(name, None)
