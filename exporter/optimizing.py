@@ -14,6 +14,8 @@ from ..runtime.external import check_external_data
 from ..runtime.golden import GoldenCase
 from ..runtime.parity import TOLERANCES, ParityReport, verify
 from ..runtime.providers import create_session
+from ..runtime.signals import sigterm_raises
+from ..runtime.swap import folder_problem
 from ..runtime.tensors import Case, TensorSpec, default_cases, make_feeds
 from . import targets
 from .export import shown_as
@@ -77,7 +79,7 @@ def optimize(
     after = {"nodes": sum(operators(model).values()), "ops": operators(model), "canonical": report.counts}
     after["bytes"] = weight_bytes(model)
     try:
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".tfx-") as folder:
+        with sigterm_raises(), tempfile.TemporaryDirectory(dir=out.parent, prefix=".tfx-") as folder:
             step("writing")
             written = Path(folder) / out.name
             save(model, written, max_inline_bytes=max_inline_bytes)
@@ -108,8 +110,9 @@ def optimize(
 def _check_destination(source: Path, out: Path, force: bool) -> None:
     if out.is_dir():
         raise InputError(f"{out}: found a folder, wanted a file name for the optimized model")
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: its folder {out.parent} does not exist")
+    problem = folder_problem(out.parent)
+    if problem is not None:
+        raise InputError(f"{out}: {problem}")
     if out.exists() and source.exists() and out.samefile(source):
         raise InputError(f"{out}: is the input itself, wanted another file")
     data = out.with_name(out.name + DATA_SUFFIX)
