@@ -32,25 +32,20 @@ def _softmax(scores: Tensor, v: Tensor) -> Tensor:
 # (B, H, S, d) queries, keys, values and the mask (B, S), 1 = attend -> (B, H, S, d).
 ATTENTION: dict[str, Attend] = {
     "scores_divided": lambda q, k, v, m: _softmax((q @ k.mT / ROOT).masked_fill(~_bool(m), -1e9), v),
-    "scores_multiplied": lambda q, k, v, m: _softmax((q @ k.mT * SIZE**-0.5).masked_fill(~_bool(m), LOWEST), v),
     "scale_on_q": lambda q, k, v, m: _softmax((q * SIZE**-0.5 @ k.mT).masked_fill(m[:, None, None] == 0, -1e9), v),
-    "scale_on_q_divided": lambda q, k, v, m: _softmax(q / ROOT @ k.mT + _additive(m, -1e9), v),
     "scale_on_k": lambda q, k, v, m: _softmax(q @ (k / ROOT).mT + _additive(m, LOWEST), v),
     "scale_on_k_transposed": lambda q, k, v, m: _softmax(q @ (k.mT / ROOT) + _additive(m, -1e9), v),
     "scale_on_both": lambda q, k, v, m: _softmax((q * SIZE**-0.25) @ (k * SIZE**-0.25).mT + _additive(m, LOWEST), v),
     "no_scale": lambda q, k, v, m: _softmax(q @ k.mT + _additive(m, -1e9), v),
     "another_scale": lambda q, k, v, m: _softmax(q @ k.mT * 0.3 + _additive(m, -1e9), v),
     "mask_before_scores": lambda q, k, v, m: _softmax(_additive(m, -1e9) + q @ k.mT / ROOT, v),
-    "weak_additive": lambda q, k, v, m: _softmax(q @ k.mT / ROOT + _additive(m, -1e4), v),
     "where_keep": lambda q, k, v, m: _softmax(torch.where(_bool(m), q @ k.mT / ROOT, -1e9), v),
-    "where_fill": lambda q, k, v, m: _softmax(torch.where(m[:, None, None] == 0, LOWEST, q @ k.mT / ROOT), v),
     "whole_mask": lambda q, k, v, m: _softmax(
         (q @ k.mT / ROOT).masked_fill((m[:, None, :, None] * m[:, None, None, :]) == 0, -1e9), v
     ),
     "no_mask": lambda q, k, v, m: _softmax(q @ k.mT / ROOT, v),
     "sdpa_bool": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, _bool(m)),
     "sdpa_float": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, _additive(m, LOWEST)),
-    "sdpa_scale": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, _bool(m), scale=0.2),
     "sdpa_no_mask": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v),
     "sdpa_expanded": lambda q, k, v, m: F.scaled_dot_product_attention(
         q, k, v, _bool(m).expand(-1, -1, q.shape[2], -1)

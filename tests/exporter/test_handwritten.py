@@ -69,7 +69,7 @@ def test_the_scale_is_read_from_the_graph(attentions: Made) -> None:
         node = value.producer()
         assert node is not None and node.op_type == "Attention", name
         scales[name] = node.attributes.get_float("scale", written.SIZE**-0.5)
-    odd = {"no_scale": 1.0, "another_scale": 0.3, "sdpa_scale": 0.2}
+    odd = {"no_scale": 1.0, "another_scale": 0.3}
     assert scales == pytest.approx({name: odd.get(name, written.SIZE**-0.5) for name in scales})
 
 
