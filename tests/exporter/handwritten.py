@@ -140,10 +140,10 @@ def _centred(x: Tensor) -> Tensor:
 
 # Input (B, S, D), scale and bias (D), epsilon -> (B, S, D).
 LAYER_NORM: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+    "pow": lambda x, w, b, e: w * (_centred(x) / torch.sqrt(_centred(x).pow(2).mean(-1, keepdim=True) + e)) + b,
     "functional": lambda x, w, b, e: F.layer_norm(x, (D,), w, b, e),
     "no_bias": lambda x, w, b, e: F.layer_norm(x, (D,), w, None, e),
     "bare": lambda x, w, b, e: F.layer_norm(x, (D,), eps=e),
-    "pow": lambda x, w, b, e: w * (_centred(x) / torch.sqrt(_centred(x).pow(2).mean(-1, keepdim=True) + e)) + b,
     "square": lambda x, w, b, e: _centred(x) / (_centred(x).square().mean(-1, keepdim=True) + e).sqrt() * w + b,
     "product": lambda x, w, b, e: b + w * _centred(x) * torch.rsqrt((_centred(x) * _centred(x)).mean(-1, True) + e),
     "product_grouped": lambda x, w, b, e: (_centred(x) * torch.rsqrt(_centred(x).pow(2).mean(-1, True) + e)) * w + b,
@@ -160,11 +160,13 @@ NOT_LAYER_NORM: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
 
 
 class Norms(nn.Module):
-    """One layer norm per way and epsilon, each with weights of its own."""
+    """One layer norm per way, each with weights and an epsilon of its own; the first way with every epsilon."""
 
     def __init__(self, ways: dict[str, Callable[..., Tensor]], epsilons: tuple[float, ...]) -> None:
         super().__init__()
-        self.ways = {(f"{name}_{e:g}".replace("-", "m")): (way, e) for name, way in ways.items() for e in epsilons}
+        first, *rest = ways
+        pairs = [(first, e) for e in epsilons] + [(name, epsilons[i % len(epsilons)]) for i, name in enumerate(rest)]
+        self.ways = {f"{name}_{e:g}".replace("-", "m"): (ways[name], e) for name, e in pairs}
         self.scales = nn.Parameter(torch.rand(len(self.ways), D) + 0.5)
         self.biases = nn.Parameter(torch.rand(len(self.ways), D) - 0.5)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -35,6 +37,11 @@ def fully_masked(source: Source) -> Arrays:
     feeds = make_feeds(source.inputs, batch=3, sequence=7, pattern="right", seed=9)
     feeds["attention_mask"][1] = 0
     return feeds
+
+
+@functools.cache
+def lowered_once(captured: ir.Model, target: str, opset: int | None) -> tuple[ir.Model, Report]:
+    return lowered(captured, target, opset)
 
 
 # --- attention
@@ -76,7 +83,7 @@ def test_the_scale_is_read_from_the_graph(attentions: Made) -> None:
 @pytest.mark.parametrize(("target", "opset"), SEVERAL)
 def test_every_way_of_writing_attention_is_right(attentions: Made, target: str, opset: int | None) -> None:
     source, captured = attentions
-    model, report = lowered(captured, target, opset)
+    model, report = lowered_once(captured, target, opset)
     assert report.counts["attention"] == len(written.ATTENTION)
     runners = [
         run(model),
@@ -94,7 +101,7 @@ def test_every_way_of_writing_attention_is_right(attentions: Made, target: str, 
 def test_a08_a_row_without_a_key_is_what_torch_makes_of_it(attentions: Made, target: str, opset: int | None) -> None:
     """A finite fill leaves an average; a boolean mask of scaled_dot_product_attention leaves zeros."""
     source, captured = attentions
-    model, _ = lowered(captured, target, opset)
+    model, _ = lowered_once(captured, target, opset)
     feeds = fully_masked(source)
     wanted = torch_answers(source, feeds)
     assert not wanted["sdpa_bool"][1].any() and wanted["scores_divided"][1].any()
@@ -104,7 +111,7 @@ def test_a08_a_row_without_a_key_is_what_torch_makes_of_it(attentions: Made, tar
 @pytest.mark.parametrize(("target", "opset"), SEVERAL)
 def test_a08_infinite_masks_never_give_nan(infinite: Made, target: str, opset: int | None) -> None:
     source, captured = infinite
-    model, _ = lowered(captured, target, opset)
+    model, _ = lowered_once(captured, target, opset)
     answer = run(model)
     for pattern in MASK_PATTERNS:
         feeds = make_feeds(source.inputs, batch=3, sequence=7, pattern=pattern, seed=3)
@@ -131,7 +138,7 @@ def test_a10_the_mask_value_is_the_graphs_own(attentions: Made, infinite: Made, 
         assert scores.max() > 50 and scores.min() < -50
         wanted = {name: np.nan_to_num(array, nan=0.0) for name, array in torch_answers(source, feeds).items()}
         # Values are about 10 in size, and a score of 100 is known to 1e-5 in float32.
-        assert_close(run(lowered(captured, target, opset)[0])(feeds), wanted, atol=2e-4)
+        assert_close(run(lowered_once(captured, target, opset)[0])(feeds), wanted, atol=2e-4)
 
 
 class Layers(nn.Module):
@@ -153,7 +160,7 @@ def test_torchs_own_encoder_with_a_padding_mask(norm_first: bool) -> None:
     torch.manual_seed(0)
     source, captured = made(Layers(norm_first=norm_first), "x:float32:batch,sequence,16", MASK)
     for target, opset in SEVERAL:
-        model, report = lowered(captured, target, opset)
+        model, report = lowered_once(captured, target, opset)
         assert report.counts == {"attention": 2, "layer_norm": 4, "rms_norm": 0, "gelu": 2, "rotary": 0}
         assert report.refusals == [], target
         answer = run(model)
@@ -185,7 +192,7 @@ def test_a12_every_way_of_writing_gelu_is_its_own_node_and_right(ways: dict, app
     feeds = {"x": np.linspace(-6, 6, 2 * len(ways) * 50, dtype=np.float32).reshape(2, len(ways), 50)}
     unfused = run(captured)(feeds)
     for target, opset in SEVERAL:
-        fused, _ = lowered(captured, target, opset)
+        fused, _ = lowered_once(captured, target, opset)
         found = run(fused)(feeds)
         assert_close(found, unfused, atol=1e-6)
         assert_close(found, torch_answers(source, feeds), atol=1e-6)
@@ -223,7 +230,7 @@ def norm_feeds(count: int) -> Arrays:
 def test_every_way_of_writing_layer_norm_keeps_its_epsilon(norms: Made) -> None:
     model, report = raised(norms[1])
     assert report.refusals == []
-    assert report.counts["layer_norm"] == len(written.LAYER_NORM) * len(EPSILONS)
+    assert report.counts["layer_norm"] == len(model.graph.outputs) == len(written.LAYER_NORM) + 2
     for value in model.graph.outputs:
         node = value.producer()
         assert node is not None and node.op_type == "LayerNormalization", value.name
@@ -234,8 +241,8 @@ def test_every_way_of_writing_layer_norm_keeps_its_epsilon(norms: Made) -> None:
 @pytest.mark.parametrize(("target", "opset"), SEVERAL)
 def test_every_way_of_writing_layer_norm_is_right(norms: Made, target: str, opset: int | None) -> None:
     source, captured = norms
-    model, _ = lowered(captured, target, opset)
-    feeds = norm_feeds(len(written.LAYER_NORM) * len(EPSILONS))
+    model, _ = lowered_once(captured, target, opset)
+    feeds = norm_feeds(len(written.LAYER_NORM) + 2)
     # Against float64: at an epsilon of 1e-12 two float32 formulas differ by more than either from the truth.
     x = feeds["x"].astype(np.float64)
     found = run(model)(feeds)
