@@ -82,9 +82,7 @@ def test_counts_are_exact_and_every_number_is_torchs(name: str, target: str, ops
     assert [refusal.origin for refusal in report.refusals] == BROADCAST_POSITIONS.get((name, target), [])
     assert model.opset_imports[""] == (opset or 17)
     assert {node.domain for node in model.graph} == ({""} if target == "portable" else {"", "com.microsoft"})
-    runners = [run(model)]
-    if target != "portable" or opset != 23:
-        runners.append(run(model, optimized=True))
+    runners = [run(model), run(model, optimized=True)]
     if target == "portable":
         runners.append(evaluate(model))
     for feeds, wanted in calls(name):
