@@ -278,6 +278,9 @@ def _process(name: str, request: Request) -> Iterator[_Process]:
             yield remote
         finally:
             process.kill()
+            with contextlib.suppress(BrokenPipeError):  # of a question that the process did not live to read
+                assert process.stdin is not None
+                process.stdin.close()
 
 
 def _serve() -> None:
