@@ -24,7 +24,7 @@ from ..models.pooling import Pooled
 from ..runtime.tensors import TensorSpec, make_feeds
 from .fusion import ORIGIN
 from .metadata import keep_origins
-from .probe import first_line, inference
+from .probe import first_line, inference, located
 from .quiet import quiet
 from .sources import Source
 from .tidy import tidy
@@ -57,7 +57,15 @@ def capture(source: Source) -> ir.Model:
     tensors = tuple(torch.from_numpy(array) for array in feeds.values())
     bound = Positional(source)
     with inference(source.module), quiet():
-        names = list(source.call(dict(zip(feeds, tensors, strict=True))))
+        try:
+            names = list(source.call(dict(zip(feeds, tensors, strict=True))))
+        except (SourceError, MemoryError):
+            raise
+        except Exception as error:
+            sizes = ", ".join(f"{axis} {size}" for axis, size in shapes.items())
+            raise SourceError(
+                f"{source.name}: does not run at {sizes}, so its graph would not either: {located(error)}"
+            ) from error
         try:
             program = torch.export.export(bound, tensors, dynamic_shapes=(dynamic_axes(source.inputs),), strict=False)
         except MemoryError:

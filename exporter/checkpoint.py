@@ -54,7 +54,8 @@ def checkpoint(
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise SourceError(f"checkpoint {path}: {'is a file' if folder.exists() else 'no such folder'}, wanted a folder")
+        found = "is a file" if folder.exists() else "no such folder"
+        raise SourceError(f"checkpoint {path}: {found}, wanted a folder on this machine (nothing is downloaded)")
     root, head = _sentence_head(folder)
     files = _weight_files(root, allow_pickle)
     model, implementation = _load(root, pickled=files[0].suffix == ".bin")

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
+from torch import nn
 
 from ..errors import InputError, TfxError
 from ..runtime.bundle import DEFAULT_BUNDLE, Bundle, ensure_free, write_bundle
@@ -70,6 +71,8 @@ def export(
         CountError: The canonical counts are not the expected ones.
         ParityError: The written model does not give the module's numbers.
     """
+    if isinstance(source, nn.Module):
+        raise InputError("source: found a torch module; give tfx.module(module, inputs), which knows its inputs")
     profile = targets.get(target)
     profile.check_opset(opset)
     ensure_free(out, force)

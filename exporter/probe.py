@@ -7,9 +7,11 @@ input bounds that input, and a table that is read at values growing with the seq
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import SourceError, TfxError
 from ..runtime.tensors import MASK_ROLES, TensorSpec, make_feeds
 
-__all__ = ["Findings", "first_line", "inference", "probe"]
+__all__ = ["Findings", "first_line", "inference", "located", "probe"]
+
+_HERE = Path(__file__).resolve().parents[1]
 
 # Two lengths show what grows; square tables of relative positions (S, S) must not look like (batch, S).
 _BATCH, _SHORT, _LONG = 2, 3, 4
@@ -45,6 +49,16 @@ class Findings:
     pad_id: int | None
     counts: Mapping[str, int]
     outputs: Any
+
+
+def located(error: BaseException) -> str:
+    """Return ``first_line`` and where in the user's own code it happened, as ``file:line``."""
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if "site-packages" not in path.parts and _HERE not in path.parents and path.is_file():
+            place = f" ({path.name}:{frame.lineno})"
+    return first_line(error) + place
 
 
 def first_line(error: BaseException) -> str:
@@ -260,5 +274,5 @@ def _run(feeds: dict[str, Tensor], call: Callable[[dict[str, Tensor]], Any]) -> 
         shapes = ", ".join(
             f"{name} {feed.dtype}{list(feed.shape)}".replace("torch.", "") for name, feed in feeds.items()
         )
-        raise SourceError(f"the module does not run on {shapes}: {first_line(error)}") from error
+        raise SourceError(f"the module does not run on {shapes}: {located(error)}") from error
     return lookups.found, outputs

@@ -39,9 +39,11 @@ class FeedChecker:
     Args:
         inputs: the model's inputs.
         max_length: longest sequence, None when there is no limit.
+        pad_id: token id that pads a batch; rows that begin or end with it need a mask. None knows none.
     """
 
-    def __init__(self, inputs: Sequence[TensorSpec], max_length: int | None) -> None:
+    def __init__(self, inputs: Sequence[TensorSpec], max_length: int | None, pad_id: int | None = None) -> None:
+        self._pad_id = pad_id
         self._inputs = tuple(inputs)
         self._by_name = {spec.name: spec for spec in inputs}
         self._max_length = max_length
@@ -50,7 +52,8 @@ class FeedChecker:
     def __call__(self, feeds: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Check and complete feeds.
 
-        A missing mask attends everywhere (ones, zeros for a padding mask), missing segment ids become zeros.
+        A missing mask attends everywhere (ones, zeros for a padding mask) and is an error where ids look padded;
+        missing segment ids become zeros.
 
         Args:
             feeds: arrays, or nested lists, by input name.
@@ -61,6 +64,10 @@ class FeedChecker:
         Raises:
             FeedError: a name, dtype, rank, size, value or length is wrong.
         """
+        if not isinstance(feeds, Mapping):
+            raise FeedError(
+                f"feeds: found {type(feeds).__name__}, wanted arrays by input name: {', '.join(self._by_name)}"
+            )
         arrays = {name: _array(name, feeds[name]) for name in self._known(feeds)}
         sizes: dict[str, int] = {}
         owners: dict[str, str] = {}
@@ -70,11 +77,27 @@ class FeedChecker:
         for spec in self._inputs:
             if spec.name not in arrays:
                 arrays[spec.name] = _default(spec, sizes)
+                if spec.role in ("attention_mask", "padding_mask"):
+                    self._check_unpadded(spec, arrays)
         if sizes.get("batch") != 0:
             self._check_length(sizes, owners)
             for spec in self._inputs:
                 _check_values(spec, arrays[spec.name])
         return {spec.name: arrays[spec.name] for spec in self._inputs}, sizes
+
+    def _check_unpadded(self, mask: TensorSpec, arrays: Mapping[str, np.ndarray]) -> None:
+        """Refuse to make up a mask for rows that look padded: attending to padding is wrong in silence."""
+        if self._pad_id is None:
+            return
+        for spec in self._inputs:
+            ids = arrays.get(spec.name) if spec.role == "token_ids" else None
+            if ids is None or ids.ndim != 2 or ids.shape[1] < 2:
+                continue
+            if (ids[:, [0, -1]] == self._pad_id).any():
+                raise FeedError(
+                    f"{mask.name}: missing, and {spec.name} has rows that begin or end with the padding id "
+                    f"{self._pad_id}; give the mask"
+                )
 
     def _known(self, feeds: Mapping[str, Any]) -> list[str]:
         """Return the names to feed; drop surplus tokenizer fields with one notice each."""

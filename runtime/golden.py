@@ -7,6 +7,7 @@ the key ``cases`` of the file's metadata.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,10 @@ def save_golden(path: Path, cases: Sequence[GoldenCase]) -> None:
         {"id": case.id, "batch": case.batch, "sequence": case.sequence, "pattern": case.pattern} for case in cases
     ]
     save_file(tensors, path, metadata={"cases": json.dumps(entries)})
+    # safetensors makes its file for its owner alone; a bundle is often read by another user than made it.
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def load_golden(path: Path) -> list[GoldenCase]:

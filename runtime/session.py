@@ -58,7 +58,7 @@ class Session:
         self.provider = self._session.provider
         self.placement = self._session.placement
         self._check_graph()
-        self._check_feeds = FeedChecker(manifest.inputs, manifest.max_length)
+        self._check_feeds = FeedChecker(manifest.inputs, manifest.max_length, manifest.pad_id)
         self._outputs = {spec.name: spec for spec in manifest.outputs}
         self._text: TextEncoder | None = None
         self._text_lock = threading.Lock()
@@ -67,9 +67,9 @@ class Session:
         """Run the model once.
 
         Args:
-            feeds: arrays or nested lists by input name. Integers are cast where nothing is lost; a missing mask
-                attends everywhere, missing segment ids are zeros; tokenizer fields that the model does not take are
-                ignored with one notice.
+            feeds: arrays or nested lists by input name. Integers are cast where nothing is lost. A missing mask attends
+                everywhere, and is an error where ids begin or end with the padding id; missing segment ids are
+                zeros. Tokenizer fields that the model does not take are ignored with one notice.
             outputs: names of the wanted outputs, None for all.
 
         Returns:
