@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tfx.cli import main
 
+from . import checkpoints
 from .running import SIZES, Call
 
 
@@ -39,3 +40,15 @@ def here(made: Path, tmp_path: Path, tfx: Call) -> Path:
     del tfx
     shutil.copytree(made, tmp_path / "tfx-model")
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory) -> Path:
+    folder = checkpoints.save(tmp_path_factory.mktemp("checkpoints") / "tiny-bert", max_position_embeddings=24)
+    checkpoints.save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(bert, tmp_path) -> Path:
+    return Path(shutil.copytree(bert, tmp_path / "copy"))

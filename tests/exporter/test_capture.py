@@ -3,68 +3,31 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
-import torch.nn.functional as F
-from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from tfx.errors import SourceError
-from tfx.exporter import golden
 from tfx.exporter.capture import bounded, capture
 from tfx.exporter.fusion import ORIGIN
-from tfx.exporter.probe import inference
 from tfx.exporter.sources import Source, parse_input, reference
 from tfx.models.config import EncoderConfig
-from tfx.runtime.tensors import MASK_PATTERNS, Case
+from tfx.runtime.tensors import Case
 
-CONFIG = EncoderConfig(d_model=16, heads=2, layers=2, d_ff=32, vocab_size=50, max_len=40, pooling="mean")
-SHAPES = [(1, 1), (3, 5), (4, 1), (5, 19)]
-CASES = [Case(f"{b}-{s}-{pattern}", b, s, pattern) for b, s in SHAPES for pattern in MASK_PATTERNS]
-IDS, MASK, TYPES = (f"{name}:int64:batch,sequence" for name in ("ids", "mask", "types"))
-
-
-def source_of(module: nn.Module, *inputs: str, **fields) -> Source:
-    return Source(module.eval(), tuple(map(parse_input, inputs)), "module", "mine", "", **fields)
-
-
-def answers(model: ir.Model, feeds) -> dict[str, np.ndarray]:
-    """Run a graph in the ONNX reference evaluator, which shares no code with torch or onnxruntime."""
-    evaluator = ReferenceEvaluator(ir.to_proto(model))
-    arrays: Any = evaluator.run(None, dict(feeds))
-    return dict(zip(map(str, evaluator.output_names), arrays, strict=True))
-
-
-def check_equal(source: Source, model: ir.Model, cases=CASES, tolerance: float = 3e-6) -> None:
-    onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    for case in golden.record(source, cases):
-        found = answers(model, case.inputs)
-        assert list(found) == list(case.outputs)
-        for name, wanted in case.outputs.items():
-            assert found[name].shape == wanted.shape, (case.id, name)
-            assert np.abs(found[name] - wanted).max() <= tolerance, (case.id, name)
-
-
-def check_fully_masked(source: Source, model: ir.Model, mask: str, hidden: int) -> None:
-    """One row attends nothing (case A08): no NaN, and what torch answers."""
-    (case,) = golden.record(source, [Case("x", 3, 5, "right")])
-    feeds = {name: np.array(array) for name, array in case.inputs.items()}
-    feeds[mask][1] = hidden
-    with inference(source.module):
-        wanted = source.call({name: torch.tensor(array) for name, array in feeds.items()})
-    for name, found in answers(model, feeds).items():
-        assert np.isfinite(found).all()
-        assert np.abs(found - wanted[name].numpy()).max() <= 3e-6
-
-
-def stored_bytes(model: ir.Model) -> int:
-    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-
+from .capturing import (
+    CASES,
+    CONFIG,
+    IDS,
+    MASK,
+    TYPES,
+    answers,
+    check_equal,
+    check_fully_masked,
+    source_of,
+)
 
 # --- the reference encoder
 
@@ -364,58 +327,6 @@ def test_nothing_is_printed_or_warned(capfd, recwarn):
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
     assert not recwarn.list
-
-
-# --- A20: shared weights
-
-
-class Shared(nn.Module):
-    """One layer applied six times, and the embedding used again for the logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.word = nn.Embedding(64, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
-        self.out = nn.Linear(32, 64, bias=False)
-        self.out.weight = self.word.weight
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        x = self.word(ids)
-        for _ in range(6):
-            x = self.layer(x, src_key_padding_mask=mask == 0)
-        return {"hidden": x, "logits": self.out(x)}
-
-
-def test_a20_shared_weights_are_stored_once(seeded):
-    source = source_of(Shared(), IDS, MASK)
-    model = capture(source)
-    parameters = sum(parameter.nbytes for parameter in source.module.parameters())
-    assert stored_bytes(model) <= parameters * 1.05
-    check_equal(source, model, CASES[4:12], tolerance=3e-5)
-
-
-class Copies(nn.Module):
-    """Two layers with equal weights, and one that differs from them in a single element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        first, second, third = (nn.Linear(64, 64, bias=False) for _ in range(3))
-        for layer in (second, third):
-            layer.weight.data.copy_(first.weight.data)
-        third.weight.data[63, 62] += 1.0
-        self.layers = nn.ModuleList((first, second, third))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return x
-
-
-def test_a20_equal_weights_are_merged_and_nearly_equal_ones_are_not(seeded):
-    source = source_of(Copies(), "x:float32:batch,64")
-    model = capture(source)
-    assert stored_bytes(model) == pytest.approx(2 * 64 * 64 * 4, rel=0.01)
-    check_equal(source, model, CASES[:5], tolerance=3e-6)
 
 
 def test_weights_are_not_copied(encoder):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -24,73 +23,7 @@ from tfx.exporter.checkpoint import checkpoint
 from tfx.exporter.probe import inference
 from tfx.runtime.tensors import MASK_PATTERNS, Case
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 60,
-    "initializer_range": 0.3,
-}
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(chr(ord("a") + i) for i in range(26))]
-
-
-def save(folder: Path, kind: str = "Bert", **options: Any) -> Path:
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
-    getattr(transformers, f"{kind}Model")(config).save_pretrained(folder)
-    return folder
-
-
-def save_tokenizer(folder: Path, lower: bool = True) -> None:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase() if lower else normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
-def write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def sentence_modules(folder: Path, *kinds: str, pooling: Any = None) -> Path:
-    """Write modules.json and its folders as sentence-transformers does."""
-    listing = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for i, kind in enumerate(kinds, 1):
-        path = f"{i}_{kind}"
-        listing.append({"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"})
-        if kind == "Pooling":
-            write(
-                folder / path / "config.json",
-                pooling or {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False},
-            )
-        if kind == "Dense":
-            settings = {"in_features": 32, "out_features": 8, "bias": True}
-            write(folder / path / "config.json", settings | {"activation_function": "torch.nn.modules.activation.Tanh"})
-            torch.manual_seed(1)
-            save_file(nn.Linear(32, 8).state_dict(prefix="linear."), folder / path / "model.safetensors")
-    write(folder / "modules.json", listing)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory) -> Path:
-    folder = save(tmp_path_factory.mktemp("checkpoints") / "tiny-bert", max_position_embeddings=24)
-    save_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture
-def copy(bert, tmp_path) -> Path:
-    return Path(shutil.copytree(bert, tmp_path / "copy"))
-
-
-def given(batch: int = 2, length: int = 5) -> dict[str, torch.Tensor]:
-    ids = torch.arange(batch * length).reshape(batch, length) % 60
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": ids % 2}
+from .checkpoints import SIZES, given, save, save_tokenizer, sentence_modules, write
 
 
 def embed(source, feeds: dict[str, torch.Tensor]) -> np.ndarray:
@@ -373,98 +306,3 @@ def test_a_tokenizer_that_cannot_be_used_is_an_error(copy):
         checkpoint(copy)
     (copy / "tokenizer.json").unlink()
     assert checkpoint(copy).tokenizer is None
-
-
-# --- folders that cannot be used
-
-
-def refused(path: Path, **options: Any) -> str:
-    with pytest.raises(SourceError) as caught:
-        checkpoint(path, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_missing_and_empty_folders(tmp_path, copy):
-    assert "no such folder" in refused(tmp_path / "absent")
-    assert "is a file" in refused(copy / "config.json")
-    (tmp_path / "empty").mkdir()
-    assert "empty folder, wanted config.json and model.safetensors" in refused(tmp_path / "empty")
-    (copy / "model.safetensors").unlink()
-    assert "no weights, wanted model.safetensors" in refused(copy)
-    (copy / "config.json").unlink()
-    assert "no config.json" in refused(copy)
-
-
-@pytest.mark.parametrize("size", [0, 5, 100, -100])
-def test_truncated_weights(copy, size):
-    whole = (copy / "model.safetensors").read_bytes()
-    (copy / "model.safetensors").write_bytes(whole[:size])
-    message = refused(copy)
-    assert "model.safetensors: not a whole safetensors file" in message
-    assert f"({len(whole[:size])} bytes)" in message
-
-
-def test_damaged_configuration(copy):
-    config = json.loads((copy / "config.json").read_text())
-    write(copy / "config.json", config | {"model_type": "no_such_type", "architectures": ["NoSuchModel"]})
-    assert "no_such_type" in refused(copy)
-    write(copy / "config.json", {"hidden_size": 32})
-    assert "model_type" in refused(copy)
-    write(copy / "config.json", config | {"hidden_size": 48})
-    refused(copy)
-    (copy / "config.json").write_text("{")
-    assert "config.json" in refused(copy)
-    write(copy / "modules.json", {"a": 1})
-    assert "modules.json: wanted a list of modules" in refused(copy)
-    write(copy / "modules.json", [{"type": "x.Transformer", "path": "../elsewhere"}])
-    assert "found path '../elsewhere', wanted one inside the folder" in refused(copy)
-
-
-def test_weights_that_transformers_would_make_up(copy):
-    weights = load_file(copy / "model.safetensors")
-    pooler = [name for name in weights if "pooler" in name]
-    assert pooler
-    without = {name: tensor for name, tensor in weights.items() if name not in pooler}
-    save_file(without, copy / "model.safetensors", metadata={"format": "pt"})
-    with torch.no_grad():
-        checkpoint(copy).call(given())  # nothing that is exported reads the pooler
-    for name in ("encoder.layer.1.output.dense.weight", "embeddings.LayerNorm.bias"):
-        save_file(
-            {n: t for n, t in without.items() if n != name}, copy / "model.safetensors", metadata={"format": "pt"}
-        )
-        message = refused(copy)
-        assert f"weights without a value in the files: {name}" in message
-        assert "pooler" not in message
-    save_file({"unrelated": torch.zeros(1)}, copy / "model.safetensors", metadata={"format": "pt"})
-    assert "and 34 more" in refused(copy)
-
-
-def test_pickled_weights_need_the_flag_and_hold_tensors_only(copy, bert):
-    weights = load_file(copy / "model.safetensors")
-    (copy / "model.safetensors").unlink()
-    torch.save(weights, copy / "pytorch_model.bin")
-    message = refused(copy)
-    assert "only pickle weights (pytorch_model.bin)" in message
-    assert "--allow-pickle" in message
-    with torch.no_grad():
-        wanted, found = (checkpoint(p, allow_pickle=True).call(given())["last_hidden_state"] for p in (bert, copy))
-    assert torch.equal(wanted, found)
-    torch.save(weights | {"run": Planted()}, copy / "pytorch_model.bin")
-    refused(copy, allow_pickle=True)
-    assert not Planted.ran
-
-
-class Planted:
-    ran = False
-
-    def __reduce__(self):
-        return (setattr, (Planted, "ran", True))
-
-
-def test_other_kinds_of_models_are_refused_by_name(tmp_path):
-    save(tmp_path / "t5", "T5", d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    assert "t5 is an encoder-decoder, wanted an encoder" in refused(tmp_path / "t5")
-    save(tmp_path / "vit", "ViT", image_size=8, patch_size=4)
-    assert "ViTModel takes no input_ids, wanted a text encoder" in refused(tmp_path / "vit")
