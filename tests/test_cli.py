@@ -122,7 +122,8 @@ def test_every_command_has_json_and_an_example(name: str):
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to a child alone")
 def test_control_c_is_130_without_a_traceback():
     code = """
-import click, time
+import click, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
 from tfx import cli
 def body():
     print("ready", flush=True)
