@@ -297,6 +297,7 @@ def fill_other(folder, tiny_manifest):
 
 KILLED = """
     import os, signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
     from tfx.runtime.bundle import write_bundle
 
     def fill(folder):
