@@ -40,6 +40,11 @@ def producer(value: ir.Value) -> ir.Node:
     return node
 
 
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """A node's attributes as the builder takes them."""
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
 def scalar(value: ir.Value | None, what: str, beside: ir.Value | None = None) -> float:
     """The number in a constant of one element (0-d, 1-d, half, ...).
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import Arg, Example, Fusion, NearMiss
-from ..guards import Refuse, constant, of_type, rank, static, weight
+from ..guards import Refuse, attributes_of, constant, of_type, rank, static, weight
 from ..raising.attention_form import plain
 from .masks import as_bias, zero_dead_rows
 
@@ -201,7 +201,7 @@ class AttentionMask(_Lowering):
         heads = _heads(node)
         bias = as_bias(op, mask, q, k, spread=True, clamp=True)
         bias.metadata_props[_SPREAD] = "1"
-        attributes = {name: attr.value for name, attr in node.attributes.items()}
+        attributes = attributes_of(node)
         out = op.Attention(q, k, v, bias, **attributes)
         if not self._many:
             return zero_dead_rows(op, out, mask, heads)

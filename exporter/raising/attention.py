@@ -142,7 +142,7 @@ class AttentionPieces(Fusion):
             assert mask is not None
             bias = mask
             if self._mask != "add":
-                bias = _additive(op, mask, scalar(value, "mask value"), self._mask == "fill", q.dtype)
+                bias = _additive(op, mask, scalar(value, "mask value", q), self._mask == "fill", q.dtype)
             inputs.append(_aligned(op, bias, mask, rank(q) or 4))
         return op.Attention(*inputs, **attributes)
 

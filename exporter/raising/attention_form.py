@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import Arg, Derived, Example, Fusion, NearMiss
-from ..guards import Refuse, axis_of, positive, producer, rank, same_axis, scalar, static, transpose
+from ..guards import Refuse, attributes_of, axis_of, positive, producer, rank, same_axis, static, transpose
 
 
 class SwapLastAxes(Fusion):
@@ -107,8 +107,8 @@ class AttentionScale(Fusion):
         mask: ir.Value | None = None,
     ) -> ir.Value:
         node = producer(y)
-        found = scalar(factor, "scale")
-        attributes = {name: attr.value for name, attr in node.attributes.items()}
+        found = positive(factor, "scale", q if self._side == "q" else k)
+        attributes = attributes_of(node)
         if "scale" not in attributes:
             attributes["scale"] = head_size(node) ** -0.5
         attributes["scale"] *= found if self._form == "mul" else 1 / found
@@ -191,8 +191,7 @@ class AttentionHeads(Fusion):
         mask: ir.Value | None = None,
         **_: Any,
     ) -> ir.Value:
-        node = producer(y)
-        attributes = {name: attr.value for name, attr in node.attributes.items()}
+        attributes = attributes_of(producer(y))
         heads = static(q4, 2, "Q")
         attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
         return op.Attention(q, k, v, *([mask] if self._masked else []), **attributes)
@@ -270,7 +269,7 @@ class AttentionMaskExpand(Fusion):
         self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, y: ir.Value, **_: Any
     ) -> ir.Value:
         node = producer(y)
-        return op.Attention(q, k, v, mask, **{name: attr.value for name, attr in node.attributes.items()})
+        return op.Attention(q, k, v, mask, **attributes_of(node))
 
     def example(self) -> Example:
         return {

@@ -8,6 +8,8 @@ import torch
 
 from tfx.exporter import pipeline, targets
 from tfx.exporter.capture import capture
+from tfx.exporter.raising.attention import AttentionPieces
+from tfx.exporter.raising.attention_form import AttentionScale
 from tfx.exporter.sources import reference
 from tfx.models.config import EncoderConfig
 
@@ -34,6 +36,21 @@ def test_layers_with_equal_biases_keep_their_own_weights():
     with torch.no_grad():
         wanted = source.call({name: torch.from_numpy(array) for name, array in feeds.items()})
     np.testing.assert_allclose(laws.runner(model)(feeds)[0], wanted["last_hidden_state"].numpy(), rtol=0, atol=2e-6)
+
+
+def test_numbers_may_have_as_many_axes_as_what_they_scale():
+    """Some exporters write a scale of 0.5 as [[[[0.5]]]]; with one axis more it would add an axis to the result."""
+    factor, value = np.full((1, 1, 1, 1), 8**0.5, np.float32), np.full((1, 1, 1, 1), -1e9, np.float32)
+    model = laws.build(AttentionPieces(), replace={"factor": factor, "value": value})
+    report = pipeline.raise_model(model)
+    assert (report.counts["attention"], report.refusals) == (1, [])
+    model = laws.build(AttentionScale(), replace={"factor": factor})
+    assert (pipeline.raise_model(model).fired, [n.op_type for n in model.graph]) == (
+        {"attention_scale": 1},
+        ["Attention"],
+    )
+    model = laws.build(AttentionPieces(), replace={"factor": factor[None]})
+    assert pipeline.raise_model(model).counts["attention"] == 0
 
 
 def test_a_layer_that_is_applied_again_shares_its_packed_weights():
