@@ -21,7 +21,7 @@ from .layer_norm import SkipLayerNorm
 _GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu)
 
 RULES: dict[str, tuple[type[Fusion], ...]] = {
-    # SkipLayerNormalization costs the CPU kernel 2.4 to 4 times what it replaces: not here.
+    # No SkipLayerNormalization: with it a whole encoder takes 4 to 6 % longer at 128 tokens and more.
     "cpu": (PackedAttention, MultiHeadAttention, *_GELU),
     "cuda": (MultiHeadAttention, SkipLayerNorm, *_GELU),
 }
