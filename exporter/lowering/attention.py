@@ -133,15 +133,16 @@ class MultiHeadAttention(_Lowering):
     def rewrite(
         self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, y: ir.Value, mask: ir.Value | None = None
     ) -> ir.Value:
-        heads = _heads(plain(y))
+        node = plain(y)
+        heads = _heads(node)
         merged = [_merged(op, x, name) if self._many else x for x, name in ((q, "Q"), (k, "K"), (v, "V"))]
         inputs: list[ir.Value | None] = [*merged]
         if mask is not None:
             inputs += [None, None, as_bias(op, mask, q, k, spread=True)]
-        out = op.MultiHeadAttention(*inputs, num_heads=heads, **_scale(plain(y)), _domain=CONTRIB)
-        if mask is not None:
-            out = zero_dead_rows(op, out, mask, heads)
-        return _split(op, out, heads) if self._many else out
+        out = op.MultiHeadAttention(*inputs, num_heads=heads, **_scale(node), _domain=CONTRIB)
+        if self._many:
+            out = _split(op, out, heads)
+        return out if mask is None else zero_dead_rows(op, out, mask, q, None if self._many else heads)
 
 
 class AttentionPrimitives(_Lowering):
@@ -168,14 +169,11 @@ class AttentionPrimitives(_Lowering):
         if mask is not None:
             scores = op.Add(scores, as_bias(op, mask, q, k, spread=False))
         context = op.MatMul(op.Softmax(scores, axis=-1), v4)
-        width = static(v, -1, "V") * (heads if self._many else 1)
-        merged = op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, width))
         if mask is not None:
-            dead = zero_dead_rows(op, merged, mask, heads)
-            if self._many:
-                return context if dead is merged else _split(op, dead, heads)
-            return dead
-        return context if self._many else merged
+            context = zero_dead_rows(op, context, mask, q)
+        if self._many:
+            return context
+        return op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, static(v, -1, "V")))
 
 
 class AttentionMask(_Lowering):
@@ -198,16 +196,10 @@ class AttentionMask(_Lowering):
     ) -> ir.Value:
         assert mask is not None
         node = plain(y)
-        heads = _heads(node)
         bias = as_bias(op, mask, q, k, spread=True, clamp=True)
         bias.metadata_props[_SPREAD] = "1"
-        attributes = attributes_of(node)
-        out = op.Attention(q, k, v, bias, **attributes)
-        if not self._many:
-            return zero_dead_rows(op, out, mask, heads)
-        merged = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, heads * static(v, 3, "V")))
-        dead = zero_dead_rows(op, merged, mask, heads)
-        return out if dead is merged else _split(op, dead, heads)
+        out = op.Attention(q, k, v, bias, **attributes_of(node))
+        return zero_dead_rows(op, out, mask, q, None if self._many else _heads(node))
 
     near_misses = _NEAR_MISSES
 
@@ -275,7 +267,8 @@ class PackedAttention(Fusion):
         mask: ir.Value | None = None,
         **_: Any,
     ) -> ir.Value:
-        heads = _heads(plain(y))
+        node = plain(y)
+        heads = _heads(node)
         packed = _joined(op, [w_q, w_k, w_v], 1)
         inputs: list[ir.Value | None] = [x, packed]
         if b_q is not None and b_k is not None and b_v is not None:
@@ -289,12 +282,12 @@ class PackedAttention(Fusion):
             )
         if mask is not None:
             inputs += [None, None, as_bias(op, mask, q, q, spread=True)]
-        attributes: dict[str, Any] = {"num_heads": heads, **_scale(plain(y))}
+        attributes: dict[str, Any] = {"num_heads": heads, **_scale(node)}
         widths = [static(w, 1, "W") for w in (w_q, w_k, w_v)]
         if widths[2] != widths[0]:
             attributes["qkv_hidden_sizes"] = widths
         out = op.Attention(*inputs, **attributes, _domain=CONTRIB)
-        return zero_dead_rows(op, out, mask, heads) if mask is not None else out
+        return out if mask is None else zero_dead_rows(op, out, mask, q, heads)
 
     def example(self) -> Example:
         rng = np.random.default_rng(0)

@@ -130,16 +130,17 @@ def _sequence(x: ir.Value) -> Any:
     return x.shape[2 if len(x.shape) == 4 else 1] if x.shape is not None else None
 
 
-def zero_dead_rows(op: Any, out: ir.Value, mask: ir.Value, heads: int) -> ir.Value:
+def zero_dead_rows(op: Any, out: ir.Value, mask: ir.Value, q: ir.Value, merged_heads: int | None = None) -> ir.Value:
     """Zeros the output rows whose queries may attend to no key; ``out`` itself where none can exist.
 
     Args:
         op: The rewriter's builder.
-        out: (B, S, H * d).
+        out: (B, H, S, d), or (B, S, H * d) with ``merged_heads``.
         mask: The mask before :func:`as_bias`.
-        heads: H.
+        q: The queries, of the output's element type.
+        merged_heads: H where the heads stand side by side in the last axis.
     """
-    kind = out.dtype or ir.DataType.FLOAT
+    kind = q.dtype or ir.DataType.FLOAT
     last = op.Constant(value=ir.tensor(np.array([-1], np.int64)))
     if mask.dtype == ir.DataType.BOOL:
         alive = op.ReduceMax(op.Cast(mask, to=kind), last, keepdims=1)
@@ -149,13 +150,15 @@ def zero_dead_rows(op: Any, out: ir.Value, mask: ir.Value, heads: int) -> ir.Val
         alive = op.Cast(op.Greater(top, op.Constant(value=ir.tensor(bottom))), to=kind)
     else:
         return out
+    if merged_heads is None:
+        return op.Mul(out, alive)
     axes = list(mask.shape or ())
     if len(axes) == 3:  # (heads, queries, keys)
         alive = op.Unsqueeze(alive, op.Constant(value=ir.tensor(np.array([0], np.int64))))
         axes = [1, *axes]
     if len(axes) == 4 and axes[1] != 1:
         # One row per head: (B, H, S, 1) meets (B, S, H, d).
-        split = op.Reshape(out, op.Constant(value=ir.tensor(np.array([0, 0, heads, -1], np.int64))))
+        split = op.Reshape(out, op.Constant(value=ir.tensor(np.array([0, 0, merged_heads, -1], np.int64))))
         kept = op.Mul(split, op.Transpose(alive, perm=[0, 2, 1, 3]))
         return op.Reshape(kept, op.Shape(out))
     if len(axes) == 4:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 import torch
 
-from tfx.exporter import pipeline, targets
+from tfx.exporter import fusion, pipeline, targets
 from tfx.exporter.capture import capture
+from tfx.exporter.fusion import Arg
+from tfx.exporter.lowering.attention import AttentionPrimitives
 from tfx.exporter.raising.attention import AttentionPieces
 from tfx.exporter.raising.attention_form import AttentionScale
 from tfx.exporter.sources import reference
@@ -51,6 +54,19 @@ def test_numbers_may_have_as_many_axes_as_what_they_scale():
     )
     model = laws.build(AttentionPieces(), replace={"factor": factor[None]})
     assert pipeline.raise_model(model).counts["attention"] == 0
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["merged heads", "separate heads"])
+def test_dead_rows_are_zeroed_in_the_type_of_the_queries(many: bool):
+    shape = ("B", 2, "S", 8) if many else ("B", "S", 16)
+    unfused, lowered = (
+        laws.build(AttentionPrimitives(many=many), replace={name: Arg(shape, "float64") for name in "qkv"})
+        for _ in range(2)
+    )
+    assert fusion.apply(AttentionPrimitives, lowered, []) == 1
+    laws.check(lowered)
+    feeds = laws.feeds(unfused, 3, 7, seed=1)
+    np.testing.assert_allclose(laws.runner(lowered)(feeds)[0], laws.runner(unfused)(feeds)[0], rtol=0, atol=1e-12)
 
 
 def test_a_layer_that_is_applied_again_shares_its_packed_weights():
