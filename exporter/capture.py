@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
-from onnx_ir import tape
 from torch import Tensor, nn
 
 from ..errors import SourceError
@@ -236,15 +235,9 @@ def _check_outputs(model: ir.Model, source: Source) -> None:
 
 
 def _store_weights_once(model: ir.Model) -> None:
-    """Merge equal weights, and read a transposed copy through a Transpose of the weight that it is a view of.
-
-    torch.onnx folds the transpose of every `Linear` call into a constant of its own: a layer applied six times
-    has six of them, and a tied embedding is stored twice.
-    """
+    """Merge equal weights. Transposed copies do not arise: see `tidy`, which keeps the transpose of a tied weight."""
     graph = model.graph
     kept: dict[Any, list[tuple[ir.Value, np.ndarray]]] = {}
-    by_address: dict[Any, tuple[ir.Value, np.ndarray]] = {}
-    views: list[tuple[ir.Value, np.ndarray]] = []
     for name, value in list(graph.initializers.items()):
         if value.const_value is None:
             continue
@@ -258,15 +251,6 @@ def _store_weights_once(model: ir.Model) -> None:
             del graph.initializers[name]
             continue
         kept.setdefault(looks, []).append((value, array))
-        if array.flags.c_contiguous:
-            by_address[array.ctypes.data, array.dtype, array.shape] = (value, array)
-        elif array.ndim == 2:
-            views.append((value, array))
-    for value, array in views:
-        base = by_address.get((array.ctypes.data, array.dtype, array.shape[::-1]))
-        if base is not None and array.T.flags.c_contiguous and not value.is_graph_output():
-            value.replace_all_uses_with(_transposed(graph, base[0], f"{value.name}_transposed"))
-            del graph.initializers[value.name or ""]
     passes.RemoveUnusedNodesPass()(model)
 
 
@@ -275,15 +259,6 @@ def _equal(left: np.ndarray, right: np.ndarray) -> bool:
     if left.ctypes.data == right.ctypes.data and left.strides == right.strides:
         return True
     return np.array_equal(np.ascontiguousarray(left).view(np.uint8), np.ascontiguousarray(right).view(np.uint8))
-
-
-def _transposed(graph: ir.Graph, base: ir.Value, name: str) -> ir.Value:
-    recorder = tape.Tape()
-    result = recorder.op("Transpose", [base], {"perm": [1, 0]})
-    assert base.shape is not None and base.dtype is not None
-    result.name, result.dtype, result.shape = name, base.dtype, ir.Shape(list(base.shape)[::-1])
-    graph.insert_before(graph[0], recorder.nodes)
-    return result
 
 
 def _check_domains(model: ir.Model, name: str) -> None:
