@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -119,13 +121,14 @@ def export(
     """  # noqa: D301 - click's own mark for text that is not wrapped
     del precision
     given = {name: value for name, value in config.items() if value is not None}
-    _only_one_source(checkpoint, factory, given, seed, inputs, outputs, pooling, normalize, allow_pickle)
+    origin = _Origin(checkpoint, factory, given, seed, inputs, outputs, pooling, normalize, allow_pickle)
+    origin.check()
     from .export import export as export_bundle
 
     started = time.perf_counter()
     with _steps() as step:
         bundle = export_bundle(
-            _source(checkpoint, factory, given, seed or 0, inputs, outputs, pooling, normalize, allow_pickle),
+            origin.maker(),
             out,
             target=target,
             opset=opset,
@@ -156,58 +159,51 @@ def export(
     click.echo(f"{seconds:.1f} s")
 
 
-def _only_one_source(
-    checkpoint: Path | None,
-    factory: str | None,
-    config: Mapping[str, Any],
-    seed: int | None,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    pooling: str | None,
-    normalize: bool | None,
-    allow_pickle: bool,
-) -> None:
-    """Refuse options that would be ignored."""
-    if checkpoint is not None and factory is not None:
-        raise InputError("--checkpoint and --module: found both, wanted one source")
-    other = "--checkpoint" if checkpoint is not None else "--module" if factory is not None else None
-    wrong = [f"--{name.replace('_', '-')}" for name in config] if other else []
-    if other and seed is not None:
-        wrong.append("--seed")
-    if factory is None:
-        wrong += [name for name, value in (("--input", inputs), ("--output", outputs)) if value]
-    elif pooling is not None or normalize is not None:
-        wrong.append("--pooling" if pooling is not None else "--normalize")
-    if checkpoint is None and allow_pickle:
-        wrong.append("--allow-pickle")
-    if wrong:
-        raise InputError(f"{', '.join(wrong)}: not an option of {other or 'the reference encoder'}")
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """What the options say about the source; ``config``, and ``None`` elsewhere, hold only what was given."""
 
+    checkpoint: Path | None
+    factory: str | None
+    config: Mapping[str, Any]
+    seed: int | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    pooling: str | None
+    normalize: bool | None
+    allow_pickle: bool
 
-def _source(
-    checkpoint: Path | None,
-    factory: str | None,
-    config: Mapping[str, Any],
-    seed: int,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    pooling: str | None,
-    normalize: bool | None,
-    allow_pickle: bool,
-) -> Callable[[], Any]:
-    """Return a function that makes the source: whoever calls it is the only one to hold the weights."""
-    from . import sources
+    def check(self) -> None:
+        """Refuse options that would be ignored."""
+        if self.checkpoint is not None and self.factory is not None:
+            raise InputError("--checkpoint and --module: found both, wanted one source")
+        other = "--checkpoint" if self.checkpoint is not None else "--module" if self.factory is not None else None
+        wrong = [f"--{name.replace('_', '-')}" for name in self.config] if other else []
+        if other and self.seed is not None:
+            wrong.append("--seed")
+        if self.factory is None:
+            wrong += [name for name, value in (("--input", self.inputs), ("--output", self.outputs)) if value]
+        elif self.pooling is not None or self.normalize is not None:
+            wrong.append("--pooling" if self.pooling is not None else "--normalize")
+        if self.checkpoint is None and self.allow_pickle:
+            wrong.append("--allow-pickle")
+        if wrong:
+            raise InputError(f"{', '.join(wrong)}: not an option of {other or 'the reference encoder'}")
 
-    if checkpoint is not None:
-        from .checkpoint import checkpoint as read
+    def maker(self) -> Callable[[], Any]:
+        """Return a function that makes the source: whoever calls it is the only one to hold the weights."""
+        from . import sources
 
-        return lambda: read(checkpoint, pooling=pooling, normalize=normalize, allow_pickle=allow_pickle)
-    if factory is not None:
-        return lambda: sources.module(factory, inputs, list(outputs) or None)
-    from ..models.config import EncoderConfig
+        if self.checkpoint is not None:
+            from .checkpoint import checkpoint
 
-    made = EncoderConfig(**{**config, "pooling": pooling or "none", "normalize": bool(normalize)})
-    return lambda: sources.reference(made, seed)
+            return functools.partial(checkpoint, self.checkpoint, self.pooling, self.normalize, self.allow_pickle)
+        if self.factory is not None:
+            return functools.partial(sources.module, self.factory, self.inputs, list(self.outputs) or None)
+        from ..models.config import EncoderConfig
+
+        pooled = {"pooling": self.pooling or "none", "normalize": bool(self.normalize)}
+        return functools.partial(sources.reference, EncoderConfig(**{**self.config, **pooled}), self.seed or 0)
 
 
 @click.command()
