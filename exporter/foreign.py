@@ -16,10 +16,12 @@ from ..errors import SourceError
 from ..runtime.external import check_external_data
 from ..runtime.tensors import DTYPES, TensorSpec
 from .capture import OPSET
-from .metadata import restore_metadata
+from .metadata import keep_origins, restore_metadata
 from .probe import first_line
 from .quiet import quiet
+from .shapes import infer_shapes
 from .sources import role_of
+from .tidy import tidy
 from .versions import nodes
 
 __all__ = ["input_specs", "load", "to_canonical_opset"]
@@ -104,9 +106,9 @@ def to_canonical_opset(model: ir.Model, name: str) -> None:
             node.metadata_props.update(kept.get(node.name or "", {}))
     if model.opset_imports.get("", OPSET) != OPSET:
         raise SourceError(f"{name}: opset {found}, wanted one that converts to {OPSET}")
-    with quiet():
-        # Not strict: one shape that a file gives wrongly would leave every other one unknown.
-        passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    keep_origins(model)
+    tidy(model)  # Sizes that the graph computes are followed better once constants are folded.
+    infer_shapes(model)
 
 
 @contextmanager

@@ -161,8 +161,16 @@ class Fusion(ops.RewriteRuleClassBase):
         """The rule's name in reports: ``GeluErf`` -> ``gelu_erf``."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
+    def unfused(self, op: Any, *arguments: Any) -> Any:
+        """Writes the graph that the rule replaces, from the arguments of ``pattern``.
+
+        A rule whose formula has more spellings than a pattern can hold matches an anchor and reads the rest of
+        the graph in ``check``; it writes the whole here.
+        """
+        return self.pattern(op, *arguments)
+
     def example(self) -> Example:
-        """Arguments of ``pattern`` that make a valid graph, by name."""
+        """Arguments of ``unfused`` that make a valid graph, by name."""
         raise NotImplementedError
 
     def open_attributes(self) -> Mapping[str, Mapping[str, Any]]:

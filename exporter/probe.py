@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -74,9 +75,12 @@ def inference(module: nn.Module) -> Iterator[None]:
     """Run a module as it is deployed: eval, no gradients, no fused TransformerEncoderLayer; all restored after.
 
     The fast path of `nn.TransformerEncoderLayer` is one opaque operator in an exported graph, and it trims
-    padding, so that its shapes differ from those of every other path.
+    padding, so that its shapes differ from those of every other path. `nn.TransformerEncoder` also looks into a
+    mask to see whether it is causal, only to choose a kernel; nothing can be traced through that.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    looks = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
     training = [part for part in module.modules() if part.training]
     torch.backends.mha.set_fastpath_enabled(False)
     module.eval()
@@ -85,6 +89,7 @@ def inference(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+        transformer._detect_is_causal_mask = looks
         for part in training:
             part.training = True
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 from onnxscript.rewriter.pattern import RewriteRuleSet
 from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_transpose_rule
 
+from .guards import fixed
 from .no_ops import drop_no_ops
 
 __all__ = ["merge_transposes", "tidy"]
@@ -27,7 +29,7 @@ def tidy(model: ir.Model) -> None:
         onnx_shape_inference=False,
         input_size_limit=_SMALL,
         output_size_limit=_SMALL,
-        should_fold=_transposed_weight,
+        should_fold=_fold,
     )
     merge_transposes(model)
     ir.passes.Sequential(
@@ -49,11 +51,15 @@ def merge_transposes(model: ir.Model) -> None:
     passes.IdentityEliminationPass()(model)
 
 
-def _transposed_weight(node: ir.Node) -> bool | None:
-    """Fold a weight's transpose whatever its size, unless the weight is used as it is too (a tied embedding)."""
-    if node.op_type != "Transpose" or node.domain:
+def _fold(node: ir.Node) -> bool | None:
+    """Whether to fold a node whatever its size; None leaves it to the size limit."""
+    if node.domain or node.inputs[:1] in ((), (None,)):
         return None
-    weight = node.inputs[0]
-    if weight is None or weight.const_value is None or weight.is_graph_output():
-        return None
-    return len(weight.uses()) == 1
+    x = node.inputs[0]
+    if node.op_type == "ConstantOfShape":  # left alone by default: a few numbers may ask for many
+        sizes = fixed(x)
+        return sizes is not None and sizes.size <= _SMALL and int(np.prod(sizes.numpy())) <= _SMALL
+    if node.op_type == "Transpose" and x is not None and x.const_value is not None and not x.is_graph_output():
+        # Unless the weight is used as it is too (a tied embedding).
+        return len(x.uses()) == 1
+    return None

@@ -25,8 +25,9 @@ def build(
     writer: Callable[..., Any] | None = None,
     swap: bool = False,
 ) -> ir.Model:
-    """The unfused graph of a rule: its own ``pattern`` run with a graph builder."""
-    names = list(inspect.signature(rule.pattern).parameters)[1:]
+    """The unfused graph of a rule: its own ``unfused`` (mostly its ``pattern``) run with a graph builder."""
+    own = type(rule).unfused is not Fusion.unfused
+    names = list(inspect.signature(rule.unfused if own else rule.pattern).parameters)[1:]
     arguments = {**rule.example(), **(replace or {})}
     values: dict[str, ir.Value] = {}
     before = GraphWriter()
@@ -42,7 +43,7 @@ def build(
             values[name] = ir.val(name, const_value=ir.tensor(given, name=name))
     op = GraphWriter(rule.open_attributes(), swap=swap)
     bound = {name: values.get(name) for name in names}
-    outputs = writer(op, **bound) if writer else rule.pattern(op, *bound.values())
+    outputs = writer(op, **bound) if writer else rule.unfused(op, *bound.values())
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     for index, node in enumerate(before.nodes):
         node.name = f"before_{index}"
