@@ -148,7 +148,7 @@ class Fusion(ops.RewriteRuleClassBase):
 
     @classmethod
     def orders(cls, options: Mapping[str, Any]) -> list[Fusion]:
-        """One rule per operand order of a variant."""
+        """One rule per operand order of a variant; none where an earlier variant's pattern holds this one too."""
         rules: list[Fusion] = []
         for bits in range(1 << cls.places):
             rule = cls(**options)
@@ -238,7 +238,8 @@ def apply(fusion: type[Fusion], model: ir.Model, refusals: list[tuple[ir.Node, R
     # Variant by variant: a demanding one must see the whole graph before a lesser one takes its inside.
     for options in fusion.variants:
         rules = [_compile(rule, found) for rule in fusion.orders(options)]
-        fired += ops.RewriteRuleSet(rules).apply_to_model(model)
+        if rules:
+            fired += ops.RewriteRuleSet(rules).apply_to_model(model)
     refusals.extend(each for each in found if each[0].graph is not None)
     return fired
 
