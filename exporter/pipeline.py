@@ -11,6 +11,7 @@ import onnx_ir.passes.common as passes
 from ..errors import CountError
 from . import fusion, raising
 from .fusion import Fusion, Refusal
+from .leftovers import leftovers
 from .lowering import rules_for
 from .metadata import count, keep_origins, settle_metadata
 from .quiet import quiet
@@ -40,6 +41,7 @@ def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None
         fired = fusion.apply(rule, model, refused)
         if fired:
             report.fired[rule.id()] = report.fired.get(rule.id(), 0) + fired
+            passes.RemoveUnusedNodesPass()(model)  # What a rule has read beyond its pattern is still there.
             merge_transposes(model)  # Rules hand Transposes to each other; a later one wants them whole.
             passes.TopologicalSortPass()(model)
     # A node that another rule replaced after all was not left alone.
@@ -67,7 +69,7 @@ def raise_model(model: ir.Model) -> Report:
     tidy(model)
     _run(raising.RULES, model, report)
     tidy(model)
-    report.refusals += _leftovers(model, report.refusals)
+    report.refusals += leftovers(model, report.refusals)
     report.counts = count(model)
     return report
 
@@ -116,29 +118,3 @@ def check_counts(found: Mapping[str, int], expected: Mapping[str, int]) -> None:
     ]
     if wrong:
         raise CountError("canonical counts differ: " + "; ".join(wrong))
-
-
-def _leftovers(model: ir.Model, known: Sequence[Refusal]) -> list[Refusal]:
-    """Softmaxes between two products that no rule took: attention nobody recognised."""
-    told = {refusal.where for refusal in known}
-    found: list[Refusal] = []
-    for node in nodes(model):
-        if node.op_type != "Softmax" or node.domain:
-            continue
-        products = _products(node.outputs[0])
-        if products and not any(each.name in told for each in products):
-            where = products[0].name or ""
-            reason = "a softmax before a product that matches no attention rule"
-            found.append(Refusal("attention_pieces", where, reason, fusion.origin(products[0])))
-    return found
-
-
-def _products(value: ir.Value, depth: int = 3) -> list[ir.Node]:
-    """The MatMuls that a softmax reaches through masks, casts and dropout."""
-    found: list[ir.Node] = []
-    for user, _ in value.uses():
-        if user.op_type == "MatMul":
-            found.append(user)
-        elif depth and user.op_type in ("Where", "Mul", "Cast", "Dropout", "Identity", "Reshape", "Transpose"):
-            found += _products(user.outputs[0], depth - 1)
-    return found

@@ -7,6 +7,9 @@ itself, as TorchScript writes it (``Shape``, ``Gather``, ``Concat``, ``Reshape``
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +36,7 @@ def infer_shapes(model: ir.Model) -> None:
         for value in node.outputs:
             if value.shape is not None and not value.is_graph_output():
                 value.shape = ir.Shape(_number(size) for size in value.shape)
+    _sizes_from_inputs(model)
     with quiet():
         # Knows more operators. Not strict: one wrong shape in a file would leave every other one unknown.
         passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
@@ -46,6 +50,44 @@ def _number(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
     """A size that arithmetic on names has made a number."""
     text = str(size)
     return int(text) if text.isdigit() else size
+
+
+def _sizes_from_inputs(model: ir.Model) -> None:
+    """Takes sizes from the graph's inputs, so that no inner value is kept alive for its shape."""
+    where = {
+        str(size): (value, axis)
+        for value in reversed(model.graph.inputs)
+        for axis, size in enumerate(value.shape or ())
+        if not isinstance(size, int) and size.value is not None
+    }
+    for node in list(model.graph):
+        x = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
+        if x is None or x.shape is None or x.is_graph_input() or node.outputs[0].is_graph_output():
+            continue
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(x.shape))
+        sizes = list(x.shape)[start:end]
+        factors = [str(size).split("*") for size in sizes]
+        if not sizes or not all(part.isdigit() or part in where for parts in factors for part in parts):
+            continue
+
+        def write(
+            op_type: str, inputs: Sequence[ir.Value], size: int = 1, at: ir.Node = node, **attributes: Any
+        ) -> ir.Value:
+            made = ir.node(op_type, inputs, attributes)
+            made.outputs[0].dtype, made.outputs[0].shape = ir.DataType.INT64, ir.Shape([size])
+            model.graph.insert_before(at, made)
+            return made.outputs[0]
+
+        def read(part: str, write: Callable[..., ir.Value] = write) -> ir.Value:
+            if part.isdigit():
+                return write("Constant", [], value=ir.tensor(np.array([int(part)], np.int64)))
+            value, axis = where[part]
+            return write("Shape", [value], start=axis, end=axis + 1)
+
+        whole = [functools.reduce(lambda a, b: write("Mul", [a, b]), map(read, parts)) for parts in factors]
+        size = whole[0] if len(whole) == 1 else write("Concat", whole, len(whole), axis=0)
+        node.outputs[0].replace_all_uses_with(size)
+        model.graph.remove(node, safe=True)
 
 
 def _plain_expand(node: ir.Node) -> None:

@@ -59,6 +59,7 @@ def build(
     )  # fmt: skip
     model = ir.Model(graph, ir_version=10)
     passes.NameFixPass()(model)
+    passes.RemoveUnusedNodesPass()(model)  # what another variant derives
     passes.ShapeInferencePass()(model)
     return model
 
