@@ -211,48 +211,53 @@ class _Origin:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
 @_target
 @_opset
+@click.option("--input", "inputs", multiple=True, help="What an input is: NAME[:DTYPE:AXES][=ROLE[:LIMIT]].")
+@click.option("--inputs", "feeds", type=click.Path(path_type=Path), help="An .npz of arrays by name to compare on.")
 @click.option("--force", is_flag=True, help="Replace --out when it is there.")
 @_expect
 @_json
-def optimize(
-    source: Path,
-    out: Path,
-    target: str,
-    opset: int | None,
-    force: bool,
-    expect: dict[str, int] | None,
-    as_json: bool,
-) -> None:
+def optimize(source: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Optimize an .onnx file for a target.
 
     The result is compared with the input on generated inputs; where they differ nothing is written.
 
+    What an input is, is told by its use in the graph and its name. Where that is wrong, say its role (token_ids,
+    attention_mask, padding_mask, token_type_ids, position_ids, features) and the bound of its numbers, or the names
+    and sizes of its axes; or give arrays.
+
     \b
     Example:
       tfx optimize encoder.onnx --out encoder-cpu.onnx --target cpu
+      tfx optimize in.onnx --out out.onnx --input ids=token_ids:30522 --input keep=attention_mask
+      tfx optimize in.onnx --out out.onnx --input pixels:float32:batch,3,224,224
+      tfx optimize in.onnx --out out.onnx --inputs batch.npz
     """  # noqa: D301 - click's own mark for text that is not wrapped
     from .optimizing import optimize as optimize_file
 
     with _steps() as step:
-        found = optimize_file(source, out, target=target, opset=opset, force=force, expect=expect, step=step)
+        found = optimize_file(source, out, step=step, **options)
     if as_json:
         show.print_json(found)
         return
     show.print_table(
-        ("", "nodes", *COUNTS, "weights"),
+        ("", "nodes", *COUNTS, "on disk"),
         (
             (
                 when,
                 str(found[when]["nodes"]),
                 *(str(found[when]["canonical"][name]) for name in COUNTS),
-                _sized(found[when]["bytes"]),
+                _sized(found[when]["on_disk"]),
             )
             for when in ("before", "after")
         ),
         left=("",),
     )
     _refusals(found["refusals"])
+    if found["after"]["canonical"] == found["before"]["canonical"] and not found["refusals"]:
+        click.echo("nothing to raise: no attention, norm or GELU in pieces was found")
     parity = found["parity"]
+    if parity["skipped"]:
+        click.echo(f"{len(parity['skipped'])} cases left out, the input itself fails on them: {parity['skipped'][0]}")
     click.echo(f"{out}: equal to {source} on {parity['cases']} outputs, max abs {parity['max_abs']:.3g}")
 
 
@@ -263,20 +268,23 @@ def optimize(
 def inspect(path: Path, expect: dict[str, int] | None, as_json: bool) -> None:
     """Show what a bundle or an .onnx file holds.
 
+    --expect judges the counts of the file as it is (canonical), not what could be raised.
+
     \b
     Example:
       tfx inspect
       tfx inspect encoder.onnx --json
+      tfx inspect encoder-cpu.onnx --expect attention=12,layer_norm=25
     """  # noqa: D301 - click's own mark for text that is not wrapped
+    from .inspection import check_expected
     from .inspection import inspect as describe
-    from .pipeline import check_counts
 
     found = describe(path)
     if as_json:
         show.print_json(found)
     else:
         _describe(path, found)
-    check_counts(found["canonical"], expect or {})
+    check_expected(found, expect or {})
 
 
 def _describe(path: Path, found: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ from onnxscript import version_converter
 
 from ..errors import SourceError
 from ..runtime.external import check_external_data
-from ..runtime.tensors import DTYPES, TensorSpec
+from ..runtime.tensors import DTYPES, MASK_ROLES, TensorSpec
 from .capture import OPSET
+from .kinds import role_of_use, use_of
 from .metadata import keep_origins, restore_metadata
 from .probe import first_line
 from .quiet import quiet
@@ -24,7 +25,7 @@ from .sources import role_of
 from .tidy import tidy
 from .versions import nodes
 
-__all__ = ["input_specs", "load", "to_canonical_opset"]
+__all__ = ["input_specs", "load", "operators", "to_canonical_opset"]
 
 
 def load(path: Path) -> ir.Model:
@@ -39,20 +40,56 @@ def load(path: Path) -> ir.Model:
     check_external_data(path)
     try:
         with quiet():
-            model = ir.load(path)
-    except (MemoryError, OSError):
+            proto = onnx.load_model(path, load_external_data=False)
+            _check_proto(proto, path)
+            model = ir.from_proto(proto)
+            ir.external_data.set_base_dir(model.graph, path.parent)
+    except (MemoryError, OSError, SourceError):
         raise
     except Exception as error:  # a damaged file fails wherever its damage is met
         raise SourceError(f"{path}: not an ONNX file, or damaged") from error
-    if not model.graph.outputs:
-        raise SourceError(f"{path}: not an ONNX file, or damaged: it has no outputs")
-    newest = onnx.defs.onnx_opset_version()
-    found = model.opset_imports.get("", 0)
-    if found > newest:
-        raise SourceError(f"{path}: ai.onnx opset {found}, wanted at most {newest}; install a newer onnx")
     _check_sources(model, path)
     restore_metadata(model)
     return model
+
+
+def _check_proto(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse what is newer than the onnx package, what is no tensor, and names that stand for two things."""
+    if not proto.graph.output:
+        raise SourceError(f"{path}: not an ONNX file, or damaged: it has no outputs")
+    for domain, version in ((entry.domain, entry.version) for entry in proto.opset_import):
+        newest = onnx.defs.onnx_opset_version()
+        if domain in ("", "ai.onnx") and version > newest:
+            raise SourceError(f"{path}: ai.onnx opset {version}, wanted at most {newest}; install a newer onnx")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise SourceError(
+            f"{path}: IR version {proto.ir_version}, wanted at most {onnx.IR_VERSION}; install a newer onnx"
+        )
+    for side, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            kind = value.type.WhichOneof("value") or "tensor_type"
+            if kind != "tensor_type":
+                name = kind.removesuffix("_type").replace("_", " ")
+                raise SourceError(f"{path}: {side} {value.name} is a {name}, wanted a tensor".replace("a op", "an op"))
+    _check_unique(proto.graph, path)
+
+
+def _check_unique(graph: onnx.GraphProto, path: Path) -> None:
+    """Refuse a name that two inputs, two initializers or two nodes of a graph give to a value."""
+    made: dict[str, str] = {}
+    nested: list[onnx.GraphProto] = []
+    weights = [weight.name for weight in graph.initializer]
+    named = [("input", value.name) for value in graph.input if value.name not in set(weights)]
+    named += [("initializer", name) for name in weights]
+    for node in graph.node:
+        named += [(f"{node.op_type} {node.name}".rstrip(), name) for name in node.output if name]
+        nested += [each for attribute in node.attribute for each in (attribute.g, *attribute.graphs) if each.node]
+    for what, name in named:
+        if name in made:
+            raise SourceError(f"{path}: {name} is made twice, by {made[name]} and by {what}; wanted one name for each")
+        made[name] = what
+    for each in nested:
+        _check_unique(each, path)
 
 
 def _check_sources(model: ir.Model, path: Path) -> None:
@@ -135,10 +172,11 @@ def _failures() -> Iterator[list[str]]:
 
 
 def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
-    """The inputs of a model, their roles judged by name, type and axes.
+    """The inputs of a model, their roles judged by use, name, type and axes.
 
     Integer inputs get a limit of the table they are looked up in, where that is a weight. An axis whose name
-    comes first wherever it occurs is called ``batch``, whatever the file calls it.
+    comes first wherever it occurs is called ``batch``, whatever the file calls it. An initializer that is listed
+    among the inputs is none: it has a value already.
 
     Raises:
         SourceError: An input is no tensor of known rank and type.
@@ -151,6 +189,8 @@ def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
             raise SourceError(f"{name}: input {value.name} has no known type and rank, wanted a tensor")
         if str(value.dtype.numpy()) not in DTYPES:
             raise SourceError(f"{name}: input {value.name} is {value.dtype}, wanted one of {', '.join(DTYPES)}")
+        if 0 in value.shape:
+            raise SourceError(f"{name}: input {value.name} has an axis of size 0, wanted at least 1")
     shapes = [
         [axis if isinstance(axis, int) else str(axis.value or f"axis_{i}") for i, axis in enumerate(value.shape or ())]
         for value in values
@@ -160,23 +200,10 @@ def input_specs(model: ir.Model, name: str) -> tuple[TensorSpec, ...]:
         if axes and isinstance(axes[0], str) and axes[0] not in later:
             axes[0] = "batch"
         assert value.dtype is not None and value.name is not None
-        kind = str(value.dtype.numpy())
-        specs.append(TensorSpec(value.name, kind, tuple(axes), role_of(value.name, kind, axes), _limit(value)))
+        kind, use = str(value.dtype.numpy()), use_of(value)
+        role = role_of_use(use, role_of(value.name, kind, axes), kind, axes)
+        specs.append(TensorSpec(value.name, kind, tuple(axes), role, use.table if role not in MASK_ROLES else None))
     return tuple(specs)
-
-
-def _limit(value: ir.Value) -> int | None:
-    limits = [
-        node.inputs[0].shape[0]
-        for node, index in value.uses()
-        if node.op_type == "Gather"
-        and index == 1
-        and node.attributes.get_int("axis", 0) == 0
-        and node.inputs[0] is not None
-        and node.inputs[0].shape is not None
-        and len(node.inputs[0].shape) == 2
-    ]
-    return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
 def operators(model: ir.Model) -> dict[str, int]:

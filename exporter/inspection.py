@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from ..errors import SourceError, TfxError
+from ..errors import CountError, SourceError, TfxError
 from ..runtime.bundle import Bundle
+from ..runtime.external import check_external_data
 from .foreign import load, operators, to_canonical_opset
 from .metadata import count
-from .pipeline import raise_model
+from .pipeline import check_counts, raise_model
 from .save import weight_bytes
 
-__all__ = ["inspect"]
+__all__ = ["check_expected", "inspect"]
+
+_SHOWN = 3
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -43,7 +47,9 @@ def inspect(path: Path) -> dict[str, Any]:
         raise SourceError(f"{path}: found nothing, wanted a bundle folder or an .onnx file")
     model = load(path)
     found = _describe(model)
-    found["bytes"] = path.stat().st_size
+    found["bytes"] = path.stat().st_size + sum(
+        (path.parent / name).stat().st_size for name in check_external_data(path)
+    )
     try:
         to_canonical_opset(model, path.name)
         report = raise_model(model)
@@ -53,6 +59,35 @@ def inspect(path: Path) -> dict[str, Any]:
     found["refusals"] = [r.to_json() for r in report.refusals]
     found["raisable"] = report.counts
     return found
+
+
+def check_expected(found: Mapping[str, Any], expected: Mapping[str, int]) -> None:
+    """Compares the counts of a description, as the file is, with expected ones.
+
+    Args:
+        found: ``canonical``, ``refusals`` and, of a file, ``raisable``.
+        expected: Canonical counts.
+
+    Raises:
+        CountError: They differ; says what could be raised and what was refused.
+    """
+    try:
+        check_counts(found["canonical"], expected)
+    except CountError as error:
+        helps = [str(error)]
+        more = found.get("raisable", {})
+        raised = [f"{name} {more[name]}" for name in expected if more.get(name, 0) > found["canonical"].get(name, 0)]
+        if raised:
+            helps.append(f"tfx optimize would raise {', '.join(raised)}")
+        helps += refused(found["refusals"])
+        raise CountError("; ".join(helps)) from error
+
+
+def refused(refusals: Sequence[Mapping[str, str]]) -> list[str]:
+    """The first refusals in words, and how many more there are."""
+    shown = [f"refused {each['rule']} at {each['where']}: {each['reason']}" for each in refusals[:_SHOWN]]
+    more = len(refusals) - len(shown)
+    return shown + ([f"and {more} more refusals (tfx inspect)"] if more else [])
 
 
 def _describe(model: ir.Model) -> dict[str, Any]:
@@ -73,4 +108,11 @@ def _describe(model: ir.Model) -> dict[str, Any]:
 
 def _tensor(value: ir.Value) -> dict[str, Any]:
     shape = None if value.shape is None else [axis if isinstance(axis, int) else axis.value for axis in value.shape]
-    return {"name": value.name, "dtype": None if value.dtype is None else str(value.dtype.numpy()), "shape": shape}
+    return {"name": value.name, "dtype": None if value.dtype is None else _dtype(value.dtype), "shape": shape}
+
+
+def _dtype(kind: ir.DataType) -> str:
+    try:
+        return str(kind.numpy())
+    except TypeError:
+        return kind.name.lower()

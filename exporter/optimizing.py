@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import onnx_ir as ir
 
-from ..errors import BundleError, FeedError, InputError, ParityError
+from ..errors import BundleError
 from ..runtime.external import check_external_data
-from ..runtime.golden import GoldenCase
-from ..runtime.parity import TOLERANCES, ParityReport, verify
-from ..runtime.providers import create_session
+from ..runtime.parity import ParityReport
 from ..runtime.signals import sigterm_raises
-from ..runtime.swap import folder_problem
-from ..runtime.tensors import Case, TensorSpec, default_cases, make_feeds
 from . import targets
 from .export import shown_as
 from .foreign import input_specs, load, operators, to_canonical_opset
+from .inspection import check_expected
+from .kinds import given
 from .metadata import count
-from .pipeline import check_counts, lower_model, raise_model
-from .save import DATA_SUFFIX, MAX_INLINE_BYTES, save, weight_bytes
+from .pair import check_destination, data_name, move_in
+from .pipeline import lower_model, raise_model
+from .proof import Proof, read_inputs, record
+from .save import MAX_INLINE_BYTES, save, weight_bytes
+from .targets import Target
+from .versions import METADATA_IR, nodes
 
 __all__ = ["optimize"]
 
-_LONGEST = 64
-"""Tokens of the longest comparison: a foreign file does not say how long it may be."""
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_TORCH = "pkg."
+"""How torch.onnx begins the keys of what it leaves in metadata for its own use."""
 
 
 def optimize(
@@ -38,6 +42,8 @@ def optimize(
     opset: int | None = None,
     force: bool = False,
     expect: Mapping[str, int] | None = None,
+    inputs: Sequence[str] = (),
+    feeds: str | Path | None = None,
     max_inline_bytes: int = MAX_INLINE_BYTES,
     step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -50,51 +56,53 @@ def optimize(
         opset: ai.onnx opset to write.
         force: Replace ``out`` when it is there.
         expect: Canonical counts that must be found.
+        inputs: What inputs mean, where that is judged wrongly: ``NAME[:DTYPE:AXES][=ROLE[:LIMIT]]`` each.
+        feeds: An ``.npz`` of arrays by input name to compare on, instead of generated ones.
         max_inline_bytes: Weights larger than this go to an external data file.
         step: Told what is being done.
 
     Returns:
-        ``before`` and ``after`` (nodes, operators, canonical counts, bytes), ``fired``, ``refusals``, ``parity``.
+        ``before`` and ``after`` (nodes, operators, canonical counts, bytes of the weights and on disk), ``fired``,
+        ``refusals``, ``parity``.
 
     Raises:
         InputError: A file is wrong.
         CountError: The canonical counts are not the expected ones.
-        ParityError: The optimized model differs from the original; nothing is written.
+        ParityError: The optimized model differs from the original, or nothing can be proven; nothing is written.
     """
     source, out = Path(source), Path(out)
     profile = targets.get(target)
     profile.check_opset(opset)
-    _check_destination(source, out, force)
+    check_destination(source, out, force)
     step("loading")
     model = load(source)
-    before = {"nodes": sum(operators(model).values()), "ops": operators(model), "canonical": count(model)}
-    before["bytes"] = weight_bytes(model)
-    specs = input_specs(model, source.name)
+    before = _counted(model, count(model), source)
+    foreign = sorted({node.domain for node in nodes(model)} - {"", "ai.onnx", "com.microsoft"})
+    half = any(value.dtype in _HALF for node in nodes(model) for value in node.outputs)
+    ends = _Ends.of(model)
+    input_specs(model, source.name)  # what is no input to us is said before any work is done
     to_canonical_opset(model, source.name)
+    specs = given(input_specs(model, source.name), inputs)
+    arrays = None if feeds is None else read_inputs(Path(feeds), specs)
     step("raising")
     report = raise_model(model)
-    check_counts(report.counts, expect or {})
+    check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
-    lower_model(model, profile, report, opset=opset)
-    after = {"nodes": sum(operators(model).values()), "ops": operators(model), "canonical": report.counts}
-    after["bytes"] = weight_bytes(model)
+    lower_model(model, _open(profile, foreign), report, opset=opset)
+    ends.restore(model)
     try:
         with sigterm_raises(), tempfile.TemporaryDirectory(dir=out.parent, prefix=".tfx-") as folder:
             step("writing")
-            written = Path(folder) / out.name
-            save(model, written, max_inline_bytes=max_inline_bytes)
-            del model
+            written, data = Path(folder) / out.name, data_name(model, out)
+            save(model, written, max_inline_bytes=max_inline_bytes, data_name=data)
+            after = _counted(model, report.counts, written)
+            del model, ends  # the sessions of the proof hold the weights; nothing else may
             step("verifying")
+            proof = record(source, specs, feeds=arrays, half=half, domains=foreign)
             with shown_as(written, out):
-                parity = _compare(source, written, specs)
+                parity = proof.check(written, changed=bool(report.fired))
                 parity.check()
-            data = Path(folder) / (out.name + DATA_SUFFIX)
-            moved = data.exists()
-            if moved:
-                data.replace(out.with_name(data.name))
-            written.replace(out)
-            if not moved:
-                out.with_name(data.name).unlink(missing_ok=True)  # of the file that was replaced
+            move_in(written, data, out)
     except OSError as error:
         raise BundleError(f"{out}: cannot be written: {error.strerror}") from error
     return {
@@ -103,48 +111,61 @@ def optimize(
         "after": after,
         "fired": report.fired,
         "refusals": [r.to_json() for r in report.refusals],
-        "parity": {**parity.to_json(), "cases": len(parity.cases)},
+        "parity": _told(parity, proof),
     }
 
 
-def _check_destination(source: Path, out: Path, force: bool) -> None:
-    if out.is_dir():
-        raise InputError(f"{out}: found a folder, wanted a file name for the optimized model")
-    problem = folder_problem(out.parent)
-    if problem is not None:
-        raise InputError(f"{out}: {problem}")
-    if out.exists() and source.exists() and out.samefile(source):
-        raise InputError(f"{out}: is the input itself, wanted another file")
-    data = out.with_name(out.name + DATA_SUFFIX)
-    if source.is_file() and data.exists():
-        for name in check_external_data(source):
-            if data.samefile(source.parent / name):
-                raise InputError(f"{out}: its weights would replace {data.name}, which {source.name} reads; rename it")
-    for path in (out, data):
-        if path.exists() and not force:
-            raise InputError(f"{path}: exists; --force replaces it")
+def _counted(model: ir.Model, canonical: Mapping[str, int], path: Path) -> dict[str, Any]:
+    ops = operators(model)
+    on_disk = path.stat().st_size
+    on_disk += sum((path.parent / name).stat().st_size for name in check_external_data(path))
+    return {
+        "nodes": sum(ops.values()), "ops": ops, "canonical": canonical, "bytes": weight_bytes(model), "on_disk": on_disk
+    }  # fmt: skip
 
 
-def _compare(original: Path, optimized: Path, specs: tuple[TensorSpec, ...]) -> ParityReport:
-    """Both files on generated inputs, the original without onnxruntime's own optimizations."""
-    reference = create_session(original, optimize=False)
-    cases: list[GoldenCase] = []
-    failures: list[str] = []
-    for seed, case in enumerate(default_cases(specs, _LONGEST)):
-        feeds = _feeds(specs, case, seed)
-        try:
-            outputs = reference.run(feeds)
-        except FeedError as error:
-            failures.append(str(error))
-            continue
-        if any(not np.isfinite(v).all() for v in outputs.values() if v.dtype.kind == "f"):
-            failures.append(f"{case.id}: the original gives NaN or infinity")
-            continue
-        cases.append(GoldenCase(case.id, case.batch, case.sequence, case.pattern, feeds, outputs))
-    if not cases:
-        raise ParityError(f"{original}: does not run on generated inputs, so nothing can be proven: {failures[0]}")
-    return verify(create_session(optimized).run, cases, TOLERANCES["fp32"], inputs=specs)
+def _told(parity: ParityReport, proof: Proof) -> dict[str, Any]:
+    return {**parity.to_json(), "cases": len(parity.cases), "skipped": list(proof.skipped)}
 
 
-def _feeds(specs: tuple[TensorSpec, ...], case: Case, seed: int) -> dict[str, np.ndarray]:
-    return make_feeds(specs, batch=case.batch, sequence=case.sequence, pattern=case.pattern, seed=seed)
+def _open(profile: Target, foreign: Sequence[str]) -> Target:
+    """The target with the domains of the file: they are kept, unless the target is there to be without any."""
+    if profile.domains == {""}:
+        return profile
+    return dataclasses.replace(profile, domains=profile.domains | set(foreign))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ends:
+    """What people wrote about a graph, its inputs and its outputs: kept as it is."""
+
+    graph: tuple[str | None, dict[str, str]]
+    values: dict[str, tuple[ir.TypeProtocol | None, ir.Shape | None, str | None, dict[str, str]]]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> _Ends:
+        values = {
+            str(value.name): (value.type, _copied(value.shape), value.doc_string, _kept(value.metadata_props))
+            for value in (*model.graph.inputs, *model.graph.outputs)
+        }
+        return cls((model.graph.doc_string, _kept(model.graph.metadata_props)), values)
+
+    def restore(self, model: ir.Model) -> None:
+        model.graph.doc_string = self.graph[0]
+        model.graph.metadata_props.update(self.graph[1])
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            kind, shape, text, props = self.values[str(value.name)]
+            value.type = kind if kind is not None else value.type
+            value.shape = shape if shape is not None else value.shape
+            value.doc_string = text
+            value.metadata_props.update(props)
+        if self.graph[1] or any(props for *_, props in self.values.values()):
+            model.ir_version = max(model.ir_version, METADATA_IR)
+
+
+def _kept(props: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in props.items() if not key.startswith(_TORCH)}
+
+
+def _copied(shape: ir.Shape | None) -> ir.Shape | None:
+    return None if shape is None else shape.copy()

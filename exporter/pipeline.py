@@ -17,7 +17,7 @@ from .metadata import count, keep_origins, settle_metadata
 from .quiet import quiet
 from .targets import Target
 from .tidy import merge_transposes, tidy
-from .versions import nodes, settle
+from .versions import settle
 
 
 @dataclasses.dataclass

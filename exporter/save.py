@@ -23,8 +23,10 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
-def save(model: ir.Model, path: Path, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> None:
-    """Writes ``path``, and its weights to ``path`` + ``.data`` when they are larger than allowed inside.
+def save(
+    model: ir.Model, path: Path, *, max_inline_bytes: int = MAX_INLINE_BYTES, data_name: str | None = None
+) -> None:
+    """Writes ``path``, and its weights to another file beside it when they are larger than allowed inside.
 
     Only one weight is in memory as bytes at a time: a whole protobuf would hold them all twice.
 
@@ -32,9 +34,10 @@ def save(model: ir.Model, path: Path, *, max_inline_bytes: int = MAX_INLINE_BYTE
         model: The model; as it was afterwards.
         path: The ``.onnx`` file to write.
         max_inline_bytes: Largest total of weights inside the file.
+        data_name: Name of the other file; that of ``path`` and ``.data`` when ``None``.
     """
     if weight_bytes(model) > max_inline_bytes:
-        ir.save(model, path, external_data=path.name + DATA_SUFFIX)
+        ir.save(model, path, external_data=data_name or path.name + DATA_SUFFIX)
         return
     initializers = dict(model.graph.initializers)
     model.graph.initializers.clear()
