@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,28 +23,48 @@ from .versions import nodes
 
 __all__ = ["infer_shapes"]
 
+_ROUNDS = 4
+_INVENTED = re.compile(r"\bunk__|\b_d\d+\b")
+"""Names that onnx and onnx_shape_inference give to axes they know nothing of."""
+
 
 def infer_shapes(model: ir.Model) -> None:
     """Infers the shapes that the file does not give by name, in place."""
     for node in nodes(model):
         _plain_expand(node)
-        for value in node.outputs:
-            if value.shape is not None and not value.is_graph_output() and not all(map(_known, value.shape)):
-                value.shape = None
-    with quiet(), contextlib.suppress(ValueError, inference.ShapeInferenceError):
-        inference.infer_symbolic_shapes(model, warn_on_missing=False)
-    for node in nodes(model):
-        for value in node.outputs:
-            if value.shape is not None and not value.is_graph_output():
-                value.shape = ir.Shape(_number(size) for size in value.shape)
-    _sizes_from_inputs(model)
-    with quiet():
-        # Knows more operators. Not strict: one wrong shape in a file would leave every other one unknown.
-        passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    unknown = None
+    for _ in range(_ROUNDS):
+        _forget(model)
+        with quiet(), contextlib.suppress(ValueError, inference.ShapeInferenceError):
+            inference.infer_symbolic_shapes(model, warn_on_missing=False)
+        for node in nodes(model):
+            for value in node.outputs:
+                if value.shape is not None and not value.is_graph_output():
+                    value.shape = ir.Shape(_number(size) for size in value.shape)
+        _sizes_from_inputs(model)
+        with quiet():
+            # Knows more operators. Not strict: one wrong shape in a file would leave every other one unknown.
+            passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+        # What one of them finds, the other may follow further.
+        before, unknown = unknown, len(_unknown(model))
+        if not unknown or (before is not None and unknown >= before):
+            break
+
+
+def _unknown(model: ir.Model) -> list[ir.Value]:
+    """Values of unknown rank, or with axes that have no name of the file's own."""
+    values = [value for node in nodes(model) for value in node.outputs]
+    return [value for value in values if value.shape is None or not all(map(_known, value.shape))]
+
+
+def _forget(model: ir.Model) -> None:
+    for value in _unknown(model):
+        if not value.is_graph_output():
+            value.shape = None
 
 
 def _known(size: int | ir.SymbolicDim) -> bool:
-    return isinstance(size, int) or (size.value is not None and not str(size.value).startswith("unk__"))
+    return isinstance(size, int) or (size.value is not None and not _INVENTED.search(str(size.value)))
 
 
 def _number(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
@@ -52,42 +73,94 @@ def _number(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
     return int(text) if text.isdigit() else size
 
 
+class _Sizes:
+    """Writes sizes as they can be read from the graph's inputs."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._where = {
+            str(size): (value, axis)
+            for value in reversed(graph.inputs)
+            for axis, size in enumerate(value.shape or ())
+            if not isinstance(size, int) and size.value is not None
+        }
+
+    def known(self, size: int | ir.SymbolicDim) -> bool:
+        """Whether it is a number, the size of an input's axis, or a product of such."""
+        return all(part.isdigit() or part in self._where for part in str(size).split("*"))
+
+    def write(self, sizes: Sequence[int | ir.SymbolicDim], before: ir.Node) -> ir.Value:
+        """A vector of known sizes, int64."""
+        if all(isinstance(size, int) for size in sizes):
+            array = np.array(sizes, np.int64)
+            return self._node("Constant", [], before, array.shape, value=ir.tensor(array))
+        values = []
+        for size in sizes:
+            factors = [self._factor(part, before) for part in str(size).split("*")]
+            values.append(functools.reduce(lambda a, b: self._node("Mul", [a, b], before), factors))
+        return values[0] if len(values) == 1 else self._node("Concat", values, before, (len(values),), axis=0)
+
+    def scalar(self, size: int | ir.SymbolicDim, before: ir.Node) -> ir.Value:
+        """One known size, 0-d."""
+        if isinstance(size, int):
+            return self._node("Constant", [], before, (), value=ir.tensor(np.array(size, np.int64)))
+        zero = self._node("Constant", [], before, value=ir.tensor(np.array([0], np.int64)))
+        return self._node("Squeeze", [self.write([size], before), zero], before, ())
+
+    def _factor(self, part: str, before: ir.Node) -> ir.Value:
+        if part.isdigit():
+            return self._node("Constant", [], before, value=ir.tensor(np.array([int(part)], np.int64)))
+        value, axis = self._where[part]
+        return self._node("Shape", [value], before, start=axis, end=axis + 1)
+
+    def _node(
+        self, op_type: str, inputs: Sequence[ir.Value], before: ir.Node, shape: Sequence[int] = (1,), **attributes: Any
+    ) -> ir.Value:
+        node = ir.node(op_type, inputs, attributes)
+        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape(shape)
+        self._graph.insert_before(before, node)
+        return node.outputs[0]
+
+
 def _sizes_from_inputs(model: ir.Model) -> None:
     """Takes sizes from the graph's inputs, so that no inner value is kept alive for its shape."""
-    where = {
-        str(size): (value, axis)
-        for value in reversed(model.graph.inputs)
-        for axis, size in enumerate(value.shape or ())
-        if not isinstance(size, int) and size.value is not None
-    }
+    sizes = _Sizes(model.graph)
     for node in list(model.graph):
         x = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
         if x is None or x.shape is None or x.is_graph_input() or node.outputs[0].is_graph_output():
             continue
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(x.shape))
-        sizes = list(x.shape)[start:end]
-        factors = [str(size).split("*") for size in sizes]
-        if not sizes or not all(part.isdigit() or part in where for parts in factors for part in parts):
-            continue
+        found = list(x.shape)[start:end]
+        for user, _ in node.outputs[0].uses():
+            picked = _picked(user, found)
+            if picked is None or user.graph is not model.graph or user.outputs[0].is_graph_output():
+                continue
+            if isinstance(picked, list):
+                made = sizes.write(picked, user) if picked and all(map(sizes.known, picked)) else None
+            else:
+                made = sizes.scalar(picked, user) if sizes.known(picked) else None
+            if made is not None:
+                user.outputs[0].replace_all_uses_with(made)
+                model.graph.remove(user, safe=True)
+        if found and all(map(sizes.known, found)):
+            node.outputs[0].replace_all_uses_with(sizes.write(found, node))
+            model.graph.remove(node, safe=True)
 
-        def write(
-            op_type: str, inputs: Sequence[ir.Value], size: int = 1, at: ir.Node = node, **attributes: Any
-        ) -> ir.Value:
-            made = ir.node(op_type, inputs, attributes)
-            made.outputs[0].dtype, made.outputs[0].shape = ir.DataType.INT64, ir.Shape([size])
-            model.graph.insert_before(at, made)
-            return made.outputs[0]
 
-        def read(part: str, write: Callable[..., ir.Value] = write) -> ir.Value:
-            if part.isdigit():
-                return write("Constant", [], value=ir.tensor(np.array([int(part)], np.int64)))
-            value, axis = where[part]
-            return write("Shape", [value], start=axis, end=axis + 1)
-
-        whole = [functools.reduce(lambda a, b: write("Mul", [a, b]), map(read, parts)) for parts in factors]
-        size = whole[0] if len(whole) == 1 else write("Concat", whole, len(whole), axis=0)
-        node.outputs[0].replace_all_uses_with(size)
-        model.graph.remove(node, safe=True)
+def _picked(user: ir.Node, sizes: list[Any]) -> list[Any] | Any | None:
+    """What a Gather (one size, or a list) or a Slice takes out of a shape; ``None`` where that is unclear."""
+    operands = [fixed(value) for value in user.inputs[1:]]
+    if user.domain or not operands or any(operand is None for operand in operands):
+        return None
+    arrays = [operand.numpy() for operand in operands if operand is not None]
+    if user.op_type == "Gather" and user.attributes.get_int("axis", 0) == 0:
+        if not all(-len(sizes) <= i < len(sizes) for i in arrays[0].reshape(-1)):
+            return None
+        return sizes[int(arrays[0])] if arrays[0].ndim == 0 else [sizes[int(i)] for i in arrays[0].reshape(-1)]
+    if user.op_type == "Slice" and all(array.size == 1 for array in arrays):
+        start, end, *rest = (int(array.reshape(())) for array in arrays)
+        return sizes[start:end] if rest in ([], [0], [0, 1]) else None
+    return None
 
 
 def _plain_expand(node: ir.Node) -> None:
