@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import pattern as ops
 from onnxscript.rewriter._basics import MatchContext, MatchResult
+from onnxscript.rewriter._pattern_ir import GraphPattern, NodeOutputPattern, NodePattern, _to_graph_pattern
 
 from .guards import Refuse, fixed
 
@@ -234,14 +236,21 @@ def apply(fusion: type[Fusion], model: ir.Model, refusals: list[tuple[ir.Node, R
     """
     found: list[tuple[ir.Node, Refusal]] = []
     constants_second(model)
-    fired = 0
+    fired, present = 0, _operators(model)
     # Variant by variant: a demanding one must see the whole graph before a lesser one takes its inside.
     for options in fusion.variants:
-        rules = [_compile(rule, found) for rule in fusion.orders(options)]
-        if rules:
-            fired += ops.RewriteRuleSet(rules).apply_to_model(model)
+        patterns = [(rule, _pattern(rule, options)) for rule in fusion.orders(options)]
+        rules = [_rule(rule, pattern, found) for rule, pattern in patterns if pattern.operators <= present]
+        times = ops.RewriteRuleSet(rules).apply_to_model(model) if rules else 0
+        if times:
+            fired, present = fired + times, _operators(model)
     refusals.extend(each for each in found if each[0].graph is not None)
     return fired
+
+
+def _operators(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    graphs = (model.graph, *model.functions.values())
+    return {node.op_identifier() for graph in graphs for node in ir.traversal.RecursiveGraphIterator(graph)}
 
 
 def constants_second(model: ir.Model) -> None:
@@ -254,7 +263,62 @@ def constants_second(model: ir.Model) -> None:
                 node.replace_input_with(1, first)
 
 
-def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.RewriteRule:
+@dataclasses.dataclass(frozen=True)
+class _Pattern:
+    """A compiled pattern; matching does not change it, so all models share it.
+
+    Attributes:
+        graph: What the matcher takes.
+        operators: A graph without all of these cannot hold it.
+        root: The operator it ends at; ``None`` for a pattern of several ends.
+    """
+
+    graph: GraphPattern
+    operators: frozenset[ir.OperatorIdentifier]
+    root: ir.OperatorIdentifier | None
+
+
+_compiled: dict[tuple[Any, ...], _Pattern] = {}
+_compiling = threading.Lock()
+
+
+def _pattern(rule: Fusion, options: Mapping[str, Any]) -> _Pattern:
+    key = (type(rule), tuple(options.items()), rule.flipped)
+    with _compiling:  # onnxscript builds patterns with a global
+        if key not in _compiled:
+            graph = _to_graph_pattern(rule.pattern)
+            operators = filter(None, (node.op_identifier() for node in _surely(graph)))
+            root = graph.output_node.op_identifier() if graph.has_single_output_node else None
+            _compiled[key] = _Pattern(graph, frozenset(operators), root)
+        return _compiled[key]
+
+
+def _surely(graph: GraphPattern) -> set[NodePattern]:
+    """The nodes that every match has: behind a choice of patterns none is sure."""
+    sure: set[NodePattern] = set()
+    ahead = list(graph.output_nodes)
+    while ahead:
+        node = ahead.pop()
+        if node not in sure:
+            sure.add(node)
+            ahead += [value.producer() for value in node.inputs if isinstance(value, NodeOutputPattern)]
+    return sure
+
+
+class _Rule(ops.RewriteRule):
+    """Looks at nodes of the pattern's last operator only."""
+
+    root: ir.OperatorIdentifier | None = None
+
+    def try_rewrite(self, model: ir.Model, graph_or_function: Any, node: ir.Node, **options: Any) -> Any:
+        if self.root is not None and node.op_identifier() != self.root:
+            return None
+        return super().try_rewrite(model, graph_or_function, node, **options)
+
+
+def _rule(rule: Fusion, pattern: _Pattern, refusals: list[tuple[ir.Node, Refusal]]) -> ops.RewriteRule:
+    """One model's rule: its matcher holds state, and its refusals are this model's own."""
+
     def refuse(node: ir.Node, reason: str) -> None:
         refusals.append((node, Refusal(rule.id(), node.name or "", reason, origin(node))))
 
@@ -281,14 +345,16 @@ def _compile(rule: Fusion, refusals: list[tuple[ir.Node, Refusal]]) -> ops.Rewri
         return outputs
 
     _share_signature(check, rule.check)
-    return ops.RewriteRule(
-        rule.pattern,
+    made = _Rule(
+        pattern.graph,
         rewrite,
         check,
         matcher=Matcher,
         name=rule.id(),
         remove_nodes=not rule.keeps_inner,
     )
+    made.root = pattern.root
+    return made
 
 
 def _share_signature(function: Callable[..., Any], of: Callable[..., Any]) -> None:
