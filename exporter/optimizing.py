@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from .export import shown_as
 from .foreign import input_specs, load, operators, to_canonical_opset
 from .inspection import check_expected
 from .kinds import given
-from .metadata import count
+from .metadata import count, restore_metadata, settle_metadata
 from .pair import check_destination, data_name, move_in
 from .pipeline import lower_model, raise_model
 from .proof import Proof, read_inputs, record
@@ -30,6 +32,9 @@ from .versions import METADATA_IR, nodes
 __all__ = ["optimize"]
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_NUMBERED, _NUMBERED_NODE = re.compile(r"val_\d+"), re.compile(r"node_[A-Za-z]+_\d+(_\d+)*")
+"""Names that onnx_ir makes up, and torch.onnx with it."""
+
 _TORCH = "pkg."
 """How torch.onnx begins the keys of what it leaves in metadata for its own use."""
 
@@ -89,6 +94,7 @@ def optimize(
     check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
     lower_model(model, _open(profile, foreign), report, opset=opset)
+    _settle_names(model)
     ends.restore(model)
     try:
         with sigterm_raises(), tempfile.TemporaryDirectory(dir=out.parent, prefix=".tfx-") as folder:
@@ -161,6 +167,36 @@ class _Ends:
             value.metadata_props.update(props)
         if self.graph[1] or any(props for *_, props in self.values.values()):
             model.ir_version = max(model.ir_version, METADATA_IR)
+
+
+def _settle_names(model: ir.Model) -> None:
+    """Numbers what has no name of its own, and sorts weights, by the order of use: the same graph gives the same file."""
+    restore_metadata(model)  # it knows nodes by name
+    graph = model.graph
+    weights: dict[str, ir.Value] = {}
+    fresh: dict[ir.Value, None] = {}
+    for number, node in enumerate(nodes(model)):
+        if not node.name or _NUMBERED_NODE.fullmatch(node.name):
+            node.name = f"node_{node.op_type}_{number}"
+        for value in (*node.inputs, *node.outputs):
+            if value is None:
+                continue
+            if value.is_initializer() and value.graph is graph:
+                weights.setdefault(str(value.name), value)
+            if _NUMBERED.fullmatch(value.name or "") and not value.is_graph_input() and not value.is_graph_output():
+                fresh.setdefault(value)
+    for value in graph.initializers.values():  # those that a caller may set, or that are outputs
+        weights.setdefault(str(value.name), value)
+    taken = {value.name for node in nodes(model) for value in (*node.inputs, *node.outputs) if value is not None}
+    taken -= {value.name for value in fresh}
+    names = (name for name in (f"val_{number}" for number in itertools.count()) if name not in taken)
+    graph.initializers.clear()
+    for value in fresh:
+        value.name = f"{value.name}#"  # out of each other's way
+    for value, name in zip(fresh, names, strict=False):
+        value.name = name
+    graph.initializers.update({str(value.name): value for value in weights.values()})
+    settle_metadata(model)
 
 
 def _kept(props: Mapping[str, str]) -> dict[str, str]:

@@ -10,14 +10,14 @@ import onnx_ir.passes.common as passes
 
 from ..errors import CountError
 from . import fusion, raising
-from .fusion import Fusion, Refusal
+from .fusion import MEANING, Fusion, Refusal
 from .leftovers import leftovers
 from .lowering import rules_for
 from .metadata import count, keep_origins, settle_metadata
 from .quiet import quiet
 from .targets import Target
 from .tidy import merge_transposes, tidy
-from .versions import settle
+from .versions import nodes, settle
 
 
 @dataclasses.dataclass
@@ -67,7 +67,11 @@ def raise_model(model: ir.Model) -> Report:
     report = Report()
     keep_origins(model)
     tidy(model)
+    # A rule's new nodes inherit what the old ones remember, but they stand for something else, or for a part.
+    meanings = {node: node.metadata_props.pop(MEANING) for node in nodes(model) if MEANING in node.metadata_props}
     _run(raising.RULES, model, report)
+    for node, meaning in meanings.items():
+        node.metadata_props[MEANING] = meaning
     tidy(model)
     report.refusals += leftovers(model, report.refusals)
     report.counts = count(model)
