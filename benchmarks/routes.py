@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from pathlib import Path
 
@@ -49,17 +51,25 @@ def captured(of: Source) -> ir.Model:
     return capture(of)
 
 
-def export(row: Row, route: str, path: Path) -> None:
+def export(row: Row, route: str, path: Path, base: Path | None = None) -> None:
     """Writes a foreign file.
+
+    Args:
+        row: The encoder.
+        route: One of :data:`FOREIGN`.
+        path: The file to write.
+        base: For a route through onnxruntime, the exporter's file where it is there already.
 
     Raises:
         Exception: The exporter cannot do it: whatever it raises.
     """
     first, _, then = route.partition(", ")
     exporter, _, opset = first.partition(" ")
-    (_dynamo if exporter == "dynamo" else _torchscript)(row, int(opset), path)
+    if base is None or not then:
+        (_dynamo if exporter == "dynamo" else _torchscript)(row, int(opset), path)
+        base = path
     if then:
-        _basic(path)
+        _basic(base, path)
 
 
 def _tensors(row: Row) -> tuple[Tensor, ...]:
@@ -84,7 +94,8 @@ def _dynamo(row: Row, opset: int, path: Path) -> None:
 def _torchscript(row: Row, opset: int, path: Path) -> None:
     of = source(row)
     axes = {spec.name: {i: axis for i, axis in enumerate(spec.shape) if isinstance(axis, str)} for spec in of.inputs}
-    with inference(of.module), quiet(), warnings.catch_warnings():
+    # It prints the graph of what it cannot do.
+    with inference(of.module), quiet(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Positional(of), _tensors(row), str(path), dynamo=False, opset_version=opset,
@@ -93,12 +104,12 @@ def _torchscript(row: Row, opset: int, path: Path) -> None:
         )  # fmt: skip
 
 
-def _basic(path: Path) -> None:
-    """The file as onnxruntime writes it after its own optimizations of level basic."""
+def _basic(base: Path, path: Path) -> None:
+    """A file as onnxruntime writes it after its own optimizations of level basic."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path)
     options.log_severity_level = 3
     onnxruntime.InferenceSession(  # noqa: TID251 - what users run, not what tfx ships
-        path.read_bytes(), options, providers=["CPUExecutionProvider"]
+        base.read_bytes(), options, providers=["CPUExecutionProvider"]
     )

@@ -40,12 +40,14 @@ class Row:
         build: makes the module; weights are drawn from torch's generator, which :func:`make` seeds.
         inputs: ``name:dtype:axes`` each.
         counts: what the module holds.
+        foldable: how many of them work on constants alone, so that an exporter may have computed them already.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: tuple[str, ...] = _IDS
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    foldable: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def make(row: Row) -> nn.Module:
@@ -127,6 +129,73 @@ class TorchLayers(nn.Module):
         x = x if self._batch_first else x.transpose(0, 1)
         x = self.encoder(x, mask=window, src_key_padding_mask=attention_mask == 0)
         return {"last_hidden_state": x if self._batch_first else x.transpose(0, 1)}
+
+
+class Own(nn.Module):
+    """Attention as people write it themselves, in the ways that no model above does.
+
+    ``chunk`` and ``reshape`` split one packed projection, ``flat`` projects (B * S, d), which TorchScript writes as
+    Gemm, ``wide`` has values wider than queries and keys.
+    """
+
+    def __init__(self, projection: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(99, 32)
+        self.layers = nn.ModuleList(OwnLayer(projection) for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """Ids and mask (B, S) -> last_hidden_state (B, S, d)."""
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, attention_mask)
+        return {"last_hidden_state": self.norm(x)}
+
+
+class OwnLayer(nn.Module):
+    """Norms first, 4 heads of 8."""
+
+    def __init__(self, projection: str) -> None:
+        super().__init__()
+        self.projection = projection
+        self.values = 48 if projection == "wide" else 32
+        widths = [32 + 32 + self.values] if projection in ("chunk", "reshape") else [32, 32, self.values]
+        self.project = nn.ModuleList(nn.Linear(32, width) for width in widths)
+        self.out = nn.Linear(self.values, 32)
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
+        self.up, self.down = nn.Linear(32, 48), nn.Linear(48, 32)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, S, d) and (B, S) -> (B, S, d)."""
+        x = x + self.attention(self.norms[0](x), attention_mask)
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+    def attention(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, S, d) and (B, S) -> (B, S, d)."""
+        B, S, d = x.shape
+        if self.projection == "reshape":
+            packed = self.project[0](x).reshape(B, S, 3, 4, 8).permute(2, 0, 3, 1, 4)  # (3, B, H, S, 8)
+            q, k, v = packed[0], packed[1], packed[2]
+        else:
+            if self.projection == "chunk":
+                parts = self.project[0](x).chunk(3, dim=-1)
+            else:
+                flat = x.reshape(-1, d) if self.projection == "flat" else x
+                parts = [project(flat) for project in self.project]
+            q, k, v = (part.reshape(B, S, 4, -1).transpose(1, 2) for part in parts)  # (B, H, S, d / H)
+        if self.projection == "chunk":
+            mask = attention_mask[:, None, None, :] != 0
+            heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        elif self.projection == "wide":
+            scores = (q @ k.transpose(-1, -2)) / 8**0.5
+            heads = scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")).softmax(-1) @ v
+        else:
+            bias = (1.0 - attention_mask[:, None, None, :].to(q.dtype)) * -10000.0
+            heads = (torch.matmul(q * 8**-0.5, k.transpose(-1, -2)) + bias).softmax(-1) @ v
+        merged = heads.transpose(1, 2)  # (B, S, H, d / H)
+        if self.projection == "flat":
+            return self.out(merged.reshape(B * S, self.values)).reshape(B, S, d)
+        return self.out(merged.reshape(B, S, self.values))
 
 
 def _reference(**options: Any) -> Callable[[], nn.Module]:
@@ -237,6 +306,8 @@ ZOO: tuple[Row, ...] = (
     Row("TransformerEncoder nested", lambda: TorchLayers(nested=True), counts=_counts(layer_norm=2 * LAYERS)),
     Row("TransformerEncoder two masks", lambda: TorchLayers("both"), counts=_counts(layer_norm=2 * LAYERS)),
     Row("TransformerEncoder seq first", lambda: TorchLayers(batch_first=False), counts=_counts(layer_norm=2 * LAYERS)),
+    *(Row(f"own {form}", lambda form=form: Own(form), counts=_counts(layer_norm=2 * LAYERS + 1))
+      for form in ("chunk", "reshape", "flat", "wide")),
     *_both("BERT", _POST, "Bert", **_TEXT),
     *_both("RoBERTa", _POST, "Roberta", **_TEXT, pad_token_id=1),
     *_both("XLM-R", _POST, "XLMRoberta", **_TEXT, pad_token_id=1),
@@ -245,13 +316,15 @@ ZOO: tuple[Row, ...] = (
     *_both("ALBERT", _POST, "Albert", **_TEXT, embedding_size=24, hidden_act="gelu_new"),
     Row("MPNet", _hf("MPNet", "eager", **_TEXT), counts=_POST),
     Row("DeBERTa-v2", _hf("DebertaV2", "eager", **_DEBERTA), counts=_POST),
-    Row("DeBERTa-v3", _hf("DebertaV2", "eager", **_DEBERTA_V3), counts=_counts(layer_norm=2 * LAYERS + 2)),
+    # The norm of the relative positions is one of constants.
+    Row("DeBERTa-v3", _hf("DebertaV2", "eager", **_DEBERTA_V3), counts=_counts(layer_norm=2 * LAYERS + 2),
+        foldable={"layer_norm": 1}),
     *_both("ModernBERT", _counts(3, layer_norm=6 + 1, gelu=3, rotary=6), "ModernBert", **_MODERN),
     *_both("NomicBERT", _counts(layer_norm=2 * LAYERS + 1, gelu=0, rotary=2 * LAYERS), "NomicBert", **_TEXT),
     *_both("T5 encoder", _counts(rms_norm=2 * LAYERS + 1), "T5", Text, _t5, **_T5),
     *_both("ViT", _POST, "ViT", Pixels, inputs=_PIXELS, **_VISION),
     *_both("DINOv2", _POST, "Dinov2", Pixels, inputs=_PIXELS, **_VISION),
-    *_both("CLIP text", _POST, "CLIPText", **{k: v for k, v in _TEXT.items() if "range" not in k}, eos_token_id=2),
+    *_both("CLIP text", _POST, "CLIPText", **{k: v for k, v in _TEXT.items() if "range" not in k}, bos_token_id=1, eos_token_id=2),
     *_both("CLIP vision", _POST, "CLIPVision", Pixels, inputs=_PIXELS, **_CLIP),
     *_both("SigLIP vision", _POST, "SiglipVision", Pixels, inputs=_PIXELS, **_CLIP),
     *_both("Whisper encoder", _counts(layer_norm=2 * LAYERS + 1, gelu=LAYERS + 2), "Whisper", Mel, _whisper,
