@@ -16,6 +16,7 @@ from .gelu import (
     GeluErfPrimitives,
     GeluTanhPrimitives,
 )
+from .group_norm import GroupNormPrimitives
 from .layer_norm import SkipLayerNorm
 
 _GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu)
@@ -25,6 +26,14 @@ RULES: dict[str, tuple[type[Fusion], ...]] = {
     "cpu": (PackedAttention, MultiHeadAttention, *_GELU),
     "cuda": (MultiHeadAttention, SkipLayerNorm, *_GELU),
 }
+
+
+# Operators that came with an ai.onnx opset, and what stands in their place below it.
+PRIMITIVES: tuple[tuple[int, tuple[type[Fusion], ...]], ...] = (
+    (23, (AttentionPrimitives,)),
+    (21, (GroupNormPrimitives,)),
+    (20, (GeluErfPrimitives, GeluTanhPrimitives)),
+)
 
 
 def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
@@ -38,5 +47,5 @@ def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
         return RULES[target.name]
     wanted = target.default_opset if opset is None else opset
     version = 23 if wanted is None else wanted
-    attention = AttentionMask if version >= 23 else AttentionPrimitives
-    return (attention,) if version >= 20 else (attention, GeluErfPrimitives, GeluTanhPrimitives)
+    older = [rule for since, rules in PRIMITIVES for rule in rules if version < since]
+    return tuple(older) if version < 23 else (AttentionMask, *older)

@@ -281,7 +281,8 @@ class PackedAttention(Fusion):
                 weight(op, x, f"zeros_{width}", f"zeros {kind} {width}", lambda: ir.tensor(np.zeros(width, kind)))
             )
         if mask is not None:
-            inputs += [None, None, as_bias(op, mask, q, q, spread=True)]
+            # Sizes from x: q goes with the projections.
+            inputs += [None, None, as_bias(op, mask, x, x, spread=True)]
         attributes: dict[str, Any] = {"num_heads": heads, **_scale(node)}
         widths = [static(w, 1, "W") for w in (w_q, w_k, w_v)]
         if widths[2] != widths[0]:

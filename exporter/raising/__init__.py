@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..fusion import Fusion
 from .attention import AttentionPieces
-from .attention_form import AttentionHeads, AttentionMaskExpand, AttentionScale, SwapLastAxes
+from .attention_form import AttentionHeads, AttentionScale, SwapLastAxes
+from .attention_mask import AttentionMaskExpand, AttentionOpenMask
 from .gelu import GeluErf, GeluTanh
 from .layer_norm import LayerNormPieces
 
@@ -16,6 +17,7 @@ RULES: tuple[type[Fusion], ...] = (
     AttentionPieces,
     AttentionScale,
     AttentionMaskExpand,
+    AttentionOpenMask,
     AttentionHeads,
 )
 """Applied in this order: the later attention rules work on the node the first one makes."""

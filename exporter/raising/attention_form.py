@@ -1,4 +1,4 @@
-"""Attention nodes -> their plainest form: scale in the attribute, heads in the node, masks unexpanded."""
+"""Attention nodes -> their plainest form: scale in the attribute, heads in the node."""
 
 from __future__ import annotations
 
@@ -245,46 +245,3 @@ def plain(y: ir.Value) -> ir.Node:
     if any(value is not None for value in node.inputs[4:]):
         raise Refuse("the node has a key-value cache, wanted a plain encoder")
     return node
-
-
-class AttentionMaskExpand(Fusion):
-    """``Attention(q, k, v, Expand(mask, shape))`` -> ``Attention(q, k, v, mask)``: the node broadcasts itself."""
-
-    result = ("", "Attention")
-    meaning = "attention"
-    keeps_inner = True
-
-    def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any, shape: Any) -> Any:
-        return op.Attention(q, k, v, op.Expand(mask, shape, _outputs=["expanded"]), _outputs=["y"])
-
-    def check(self, op: Any, mask: ir.Value, expanded: ir.Value, y: ir.Value, **_: Any) -> None:
-        plain(y)  # A node that stays as it is keeps the form that its runtime takes.
-        found, wanted = rank(mask), rank(expanded)
-        if found is None or found < 2 or (wanted is not None and wanted > 4) or found not in (wanted, 4, 2):
-            raise Refuse(f"mask of rank {found} is expanded to rank {wanted}, wanted 2 or 4 kept", mask)
-        if wanted == 3:
-            raise Refuse("a mask of rank 3 aligns with the heads, not with the batch", mask)
-
-    def rewrite(
-        self, op: Any, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, y: ir.Value, **_: Any
-    ) -> ir.Value:
-        node = producer(y)
-        return op.Attention(q, k, v, mask, **attributes_of(node))
-
-    def example(self) -> Example:
-        return {
-            "q": Arg(("B", 2, "S", 8)),
-            "k": Arg(("B", 2, "S", 8)),
-            "v": Arg(("B", 2, "S", 8)),
-            "mask": Arg(("B", 1, 1, "S"), "bool"),
-            "shape": np.array([1, 2, 1, 1]),
-        }
-
-    near_misses = (
-        NearMiss("a vector per key", "mask of rank 1", {"mask": Arg(("S",), "bool")}),
-        NearMiss(
-            "a causal node",
-            "is_causal is 1",
-            build=lambda op, q, k, v, mask, shape: op.Attention(q, k, v, op.Expand(mask, shape), is_causal=1),
-        ),
-    )
