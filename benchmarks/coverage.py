@@ -23,7 +23,7 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from judging import CAPTURE, LIMIT, Judge, Judged, apart, distance, file_name, kept_cases
+from judging import CAPTURE, LIMIT, Judge, Judged, distance, file_name, kept_cases
 from rounds import run, write_json
 from routes import FOREIGN
 from zoo import ZOO, Row
@@ -113,7 +113,7 @@ def _ask_peers(judge: Judge, found: Iterable[Judged]) -> None:
             told = json.loads(Path(out + ".json").read_text())
             answers: dict[str, np.ndarray] = {}
             if Path(out + ".npz").exists():
-                with np.load(out + ".npz", allow_pickle=False) as arrays:
+                with np.load(out + ".npz", allow_pickle=False) as arrays:  # noqa: TID251 - of our own
                     answers = {name: arrays[name] for name in arrays.files}
             off = [
                 distance(case, answers[case.name], original.get(case.name)) if case.name in answers else math.inf

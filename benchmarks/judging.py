@@ -21,7 +21,7 @@ from tfx.exporter.sources import Source
 from tfx.runtime.providers import create_session
 from tfx.runtime.tensors import MASK_PATTERNS, attended_positions
 
-__all__ = ["CAPTURE", "LIMIT", "Case", "Judged", "Judge", "apart", "file_name", "kept_cases"]
+__all__ = ["CAPTURE", "LIMIT", "Case", "Judge", "Judged", "apart", "file_name", "kept_cases"]
 
 CAPTURE = "capture"
 """The route that is tfx's own."""

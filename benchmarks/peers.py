@@ -42,7 +42,7 @@ TOOLS = {"onnxruntime": _onnxruntime, "onnxscript": _onnxscript}
 
 def _cases(path: str) -> dict[str, dict[str, np.ndarray]]:
     cases: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:  # noqa: TID251 - of our own
         for key in arrays.files:
             case, _, name = key.rpartition("/")
             cases.setdefault(case, {})[name] = arrays[key]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import os
+import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -94,14 +96,27 @@ def _dynamo(row: Row, opset: int, path: Path) -> None:
 def _torchscript(row: Row, opset: int, path: Path) -> None:
     of = source(row)
     axes = {spec.name: {i: axis for i, axis in enumerate(spec.shape) if isinstance(axis, str)} for spec in of.inputs}
-    # It prints the graph of what it cannot do.
-    with inference(of.module), quiet(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with inference(of.module), quiet(), warnings.catch_warnings(), _without_stdout():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Positional(of), _tensors(row), str(path), dynamo=False, opset_version=opset,
             input_names=[spec.name for spec in of.inputs], output_names=[OUTPUT],
             dynamic_axes={**axes, OUTPUT: {0: "batch", 1: "sequence"}},
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _without_stdout() -> Iterator[None]:
+    """Torch prints the graph of what it cannot export, and from C++."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _basic(base: Path, path: Path) -> None:
