@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from .inspection import check_expected
 from .kinds import given
 from .metadata import count, restore_metadata, settle_metadata
 from .pair import check_destination, data_name, move_in
-from .pipeline import lower_model, raise_model
+from .pipeline import Report, lower_model, raise_model
 from .proof import Proof, read_inputs, record
 from .save import MAX_INLINE_BYTES, save, weight_bytes
+from .shapes import infer_shapes
 from .targets import Target
+from .tidy import tidy
 from .versions import METADATA_IR, nodes
 
 __all__ = ["optimize"]
@@ -34,6 +37,8 @@ __all__ = ["optimize"]
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NUMBERED, _NUMBERED_NODE = re.compile(r"val_\d+"), re.compile(r"node_[A-Za-z]+_\d+(_\d+)*")
 """Names that onnx_ir makes up, and torch.onnx with it."""
+
+_ROUNDS = 3
 
 _TORCH = "pkg."
 """How torch.onnx begins the keys of what it leaves in metadata for its own use."""
@@ -90,10 +95,15 @@ def optimize(
     specs = given(input_specs(model, source.name), inputs)
     arrays = None if feeds is None else read_inputs(Path(feeds), specs)
     step("raising")
-    report = raise_model(model)
+    report = _raise(model)
     check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
-    lower_model(model, _open(profile, foreign), report, opset=opset)
+    profile = _open(profile, foreign)
+    lower_model(model, profile, report, opset=opset)
+    for _ in range(_ROUNDS):
+        if not _tidied(model):
+            break
+        lower_model(model, profile, report, opset=opset)
     _settle_names(model)
     ends.restore(model)
     try:
@@ -102,7 +112,8 @@ def optimize(
             written, data = Path(folder) / out.name, data_name(model, out)
             save(model, written, max_inline_bytes=max_inline_bytes, data_name=data)
             after = _counted(model, report.counts, written)
-            del model, ends  # the sessions of the proof hold the weights; nothing else may
+            del model, ends
+            gc.collect()  # the sessions of the proof hold the weights; nothing else may, and graphs are circles
             step("verifying")
             proof = record(source, specs, feeds=arrays, half=half, domains=foreign)
             with shown_as(written, out):
@@ -119,6 +130,26 @@ def optimize(
         "refusals": [r.to_json() for r in report.refusals],
         "parity": _told(parity, proof),
     }
+
+
+def _raise(model: ir.Model) -> Report:
+    """Raises until nothing changes: what was raised makes more shapes known, and known shapes fold more."""
+    report = raise_model(model)
+    for _ in range(_ROUNDS):
+        if not _tidied(model):
+            break
+        again = raise_model(model)
+        fired = {rule: report.fired.get(rule, 0) + again.fired.get(rule, 0) for rule in {**report.fired, **again.fired}}
+        report = dataclasses.replace(again, fired=fired)
+    return report
+
+
+def _tidied(model: ir.Model) -> bool:
+    """Whether tidying drops anything once shapes are inferred anew."""
+    size = sum(1 for _ in nodes(model))
+    infer_shapes(model)
+    tidy(model)
+    return sum(1 for _ in nodes(model)) != size
 
 
 def _counted(model: ir.Model, canonical: Mapping[str, int], path: Path) -> dict[str, Any]:
@@ -170,9 +201,10 @@ class _Ends:
 
 
 def _settle_names(model: ir.Model) -> None:
-    """Numbers what has no name of its own, and sorts weights, by the order of use: the same graph gives the same file."""
+    """Numbers what has no name of its own and sorts weights by use, so that the same graph gives the same file."""
     restore_metadata(model)  # it knows nodes by name
     graph = model.graph
+    _sort(graph)
     weights: dict[str, ir.Value] = {}
     fresh: dict[ir.Value, None] = {}
     for number, node in enumerate(nodes(model)):
@@ -197,6 +229,36 @@ def _settle_names(model: ir.Model) -> None:
         value.name = name
     graph.initializers.update({str(value.name): value for value in weights.values()})
     settle_metadata(model)
+
+
+def _sort(graph: ir.Graph) -> None:
+    """Puts nodes in the order in which the outputs ask for them, which does not depend on how they lay before."""
+    order: dict[ir.Node, None] = {}
+    own = set(graph)
+    roots = [value.producer() for value in graph.outputs]
+    waiting = [(node, False) for node in (*reversed(list(graph)), *reversed(roots)) if node is not None]
+    while waiting:
+        node, ready = waiting.pop()
+        if node in order or node not in own:
+            continue
+        if ready:
+            order[node] = None
+            continue
+        waiting.append((node, True))
+        inner = [each for attribute in node.attributes.values() for each in _graphs(attribute)]
+        read = [*node.inputs, *(value for each in inner for below in each for value in below.inputs)]
+        waiting += [
+            (made, False) for made in (v.producer() for v in reversed(read) if v is not None) if made is not None
+        ]
+    graph.remove(list(graph))
+    graph.extend(order)
+
+
+def _graphs(attribute: ir.Attr) -> Iterator[Iterator[ir.Node]]:
+    if attribute.type == ir.AttributeType.GRAPH:
+        yield ir.traversal.RecursiveGraphIterator(attribute.as_graph())
+    elif attribute.type == ir.AttributeType.GRAPHS:
+        yield from (ir.traversal.RecursiveGraphIterator(each) for each in attribute.as_graphs())
 
 
 def _kept(props: Mapping[str, str]) -> dict[str, str]:

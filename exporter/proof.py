@@ -156,7 +156,8 @@ def record(
     skipped: list[str] = []
     for id_, batch, sequence, pattern, arrays in tried:
         try:
-            outputs = session.run(arrays)
+            # Copies: onnxruntime's own arrays keep all memory of the session alive.
+            outputs = {name: values.copy() for name, values in session.run(arrays).items()}
         except FeedError as error:
             skipped.append(f"{id_}: {error}")
             continue
