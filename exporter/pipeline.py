@@ -15,6 +15,7 @@ from .leftovers import leftovers
 from .lowering import rules_for
 from .metadata import count, keep_origins, settle_metadata
 from .quiet import quiet
+from .shapes import sizes_from_inputs
 from .targets import Target
 from .tidy import merge_transposes, tidy
 from .versions import nodes, settle
@@ -66,6 +67,7 @@ def raise_model(model: ir.Model) -> Report:
     """
     report = Report()
     keep_origins(model)
+    sizes_from_inputs(model)
     tidy(model)
     # A rule's new nodes inherit what the old ones remember, but they stand for something else, or for a part.
     meanings = {node: node.metadata_props.pop(MEANING) for node in nodes(model) if MEANING in node.metadata_props}
@@ -87,6 +89,7 @@ def lower_model(model: ir.Model, target: Target, report: Report, *, opset: int |
     """
     target.check_opset(opset)
     _run(rules_for(target, opset), model, report)
+    sizes_from_inputs(model)
     tidy(model)
     passes.NameFixPass()(model)
     settle(model, target, opset)

@@ -21,7 +21,7 @@ from .guards import fixed
 from .quiet import quiet
 from .versions import nodes
 
-__all__ = ["infer_shapes"]
+__all__ = ["infer_shapes", "sizes_from_inputs"]
 
 _ROUNDS = 4
 _INVENTED = re.compile(r"\bunk__|\b_d\d+\b")
@@ -41,7 +41,7 @@ def infer_shapes(model: ir.Model) -> None:
             for value in node.outputs:
                 if value.shape is not None and not value.is_graph_output():
                     value.shape = ir.Shape(_number(size) for size in value.shape)
-        _sizes_from_inputs(model)
+        sizes_from_inputs(model)
         with quiet():
             # Knows more operators. Not strict: one wrong shape in a file would leave every other one unknown.
             passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
@@ -122,7 +122,7 @@ class _Sizes:
         return node.outputs[0]
 
 
-def _sizes_from_inputs(model: ir.Model) -> None:
+def sizes_from_inputs(model: ir.Model) -> None:
     """Takes sizes from the graph's inputs, so that no inner value is kept alive for its shape."""
     sizes = _Sizes(model.graph)
     for node in list(model.graph):
