@@ -1,6 +1,8 @@
 """Drops what a graph writes without doing anything by it, so that patterns see the formula alone.
 
-- A cast to the type that is there: torch.onnx writes one for ``softmax(..., dtype=float32)``.
+- A cast to the type that is there: torch.onnx writes one for ``softmax(..., dtype=float32)``. A cast to a type
+  that holds every value of the first, on the way to a third.
+- A reshape of a reshape: the last one alone says the shape.
 - Reshapes and expansions that end in the shape they began with, and a reduced axis that is dropped only to be
   brought back: torch.onnx writes both for ``var(..., keepdim=True)``.
 - The last axis of a reduction counted from the front: written -1, equal reductions are seen to be equal.
@@ -21,6 +23,19 @@ __all__ = ["drop_no_ops"]
 
 _RESHAPES = frozenset({"Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten"})
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax"})
+_INTS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64)
+_WIDER: dict[ir.DataType, frozenset[ir.DataType]] = {
+    ir.DataType.BOOL: frozenset(
+        {ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.UINT8, *_INTS}
+    ),
+    ir.DataType.FLOAT16: frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE}),
+    ir.DataType.BFLOAT16: frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE}),
+    ir.DataType.FLOAT: frozenset({ir.DataType.DOUBLE}),
+    ir.DataType.UINT8: frozenset({*_INTS[1:], ir.DataType.FLOAT, ir.DataType.DOUBLE}),
+    ir.DataType.INT8: frozenset({*_INTS[1:], ir.DataType.FLOAT, ir.DataType.DOUBLE}),
+    ir.DataType.INT32: frozenset({ir.DataType.INT64, ir.DataType.DOUBLE}),
+}
+"""Types that hold every value of a type."""
 
 
 def drop_no_ops(model: ir.Model) -> None:
@@ -29,6 +44,7 @@ def drop_no_ops(model: ir.Model) -> None:
         if node.domain or not node.inputs or node.inputs[0] is None:
             continue
         if node.op_type == "Cast":
+            _skip_wider_cast(node)
             kind = node.inputs[0].dtype
             if kind is not None and kind == node.attributes.get_int("to"):
                 _identity(node, node.inputs[0])
@@ -36,8 +52,40 @@ def drop_no_ops(model: ir.Model) -> None:
             if _reduces_last(node):
                 _set_axes(node, [-1])
         elif node.op_type in _RESHAPES:
+            _skip_reshape(node)
             _undone(node)
     passes.IdentityEliminationPass()(model)
+
+
+def _before(node: ir.Node, op_type: str) -> ir.Value | None:
+    """The input of the node of this operator that comes before, if nothing else needs what it makes."""
+    x = node.inputs[0]
+    before = x.producer() if x is not None else None
+    if x is None or before is None or before.domain or before.op_type != op_type:
+        return None
+    return before.inputs[0] if len(x.uses()) == 1 and not x.is_graph_output() else None
+
+
+def _skip(node: ir.Node, x: ir.Value) -> None:
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    node.replace_input_with(0, x)
+    if before is not None and before.graph is not None:
+        before.graph.remove(before, safe=True)
+
+
+def _skip_wider_cast(node: ir.Node) -> None:
+    while (x := _before(node, "Cast")) is not None and x.dtype and (between := node.inputs[0]) is not None:
+        if between.dtype not in _WIDER.get(x.dtype, ()):
+            return
+        _skip(node, x)
+
+
+def _skip_reshape(node: ir.Node) -> None:
+    """A 0 in the last shape stands for an axis of the shape before, so it needs that one."""
+    shape = fixed(node.inputs[1]) if node.op_type == "Reshape" and len(node.inputs) > 1 else None
+    if shape is not None and (shape.numpy() != 0).all():
+        while (x := _before(node, "Reshape")) is not None:
+            _skip(node, x)
 
 
 def _undone(node: ir.Node) -> None:
