@@ -14,6 +14,7 @@ from .fusion import MEANING, Fusion, Refusal
 from .leftovers import leftovers
 from .lowering import rules_for
 from .metadata import count, keep_origins, settle_metadata
+from .no_ops import drop_no_ops
 from .quiet import quiet
 from .shapes import sizes_from_inputs
 from .targets import Target
@@ -42,6 +43,7 @@ def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None
         fired = fusion.apply(rule, model, refused)
         if fired:
             report.fired[rule.id()] = report.fired.get(rule.id(), 0) + fired
+            drop_no_ops(model)
             passes.RemoveUnusedNodesPass()(model)  # What a rule has read beyond its pattern is still there.
             merge_transposes(model)  # Rules hand Transposes to each other; a later one wants them whole.
             passes.TopologicalSortPass()(model)

@@ -157,6 +157,8 @@ class AttentionPieces(Fusion):
         out = op.Attention(*inputs, **attributes)
         if many is None or rank(v) == 4:
             return out
+        out.dtype = y.dtype
+        out.shape = ir.Shape([many[0].axis(0), many[0].axis(1), many[0].axis(2), many[2].axis(3)])
         minus = op.Constant(value=ir.tensor(np.array([-1], np.int64)))
         return op.Reshape(out, op.Concat(minus, op.Shape(out, start=2), axis=0))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Derived, Example, Fusion, NearMiss
+from ..fusion import NEEDED_ELSEWHERE, Arg, Derived, Example, Fusion, NearMiss
 from ..guards import Refuse, attributes_of, axis_of, positive, producer, rank, same_axis, static, transpose
 
 
@@ -143,6 +143,7 @@ class AttentionHeads(Fusion):
 
     result = ("", "Attention")
     meaning = "attention"
+    keeps_inner = True  # the heads of Q and K may meet position embeddings too (DeBERTa)
     variants = ({"masked": False}, {"masked": True})
 
     def __init__(self, masked: bool = True) -> None:
@@ -157,7 +158,7 @@ class AttentionHeads(Fusion):
         v4 = op.Reshape(v, split_v, _outputs=["v4"])
         heads = [op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q4, k4, v4)]
         y = op.Attention(*heads, *([mask] if self._masked else []), _outputs=["y"])
-        return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), merge, _outputs=["merged"])
+        return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3], _outputs=["y4"]), merge, _outputs=["merged"])
 
     def check(
         self,
@@ -168,9 +169,13 @@ class AttentionHeads(Fusion):
         q4: ir.Value,
         k4: ir.Value,
         v4: ir.Value,
+        y: ir.Value,
+        y4: ir.Value,
         merged: ir.Value,
         **_: Any,
     ) -> None:
+        if any(value.is_graph_output() or len(value.uses()) > 1 for value in (y, y4)):
+            raise Refuse(NEEDED_ELSEWHERE, y)  # attention would be computed twice
         heads = [_heads(a, b, name) for a, b, name in ((q, q4, "Q"), (k, k4, "K"), (v, v4, "V"))]
         if len(set(heads)) != 1:
             raise Refuse(f"Q, K and V have {heads} heads, wanted equal numbers", q)
