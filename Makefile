@@ -12,7 +12,7 @@ PYTEST_FLAGS ?=
 BIN := $(VENV)/bin
 DEMO := build/demo-model
 
-.PHONY: demo test lint types unit format clean
+.PHONY: demo test zoo lint types unit format clean
 
 demo: $(VENV)/.installed-export
 	mkdir -p $(dir $(DEMO))
@@ -21,6 +21,10 @@ demo: $(VENV)/.installed-export
 	$(BIN)/tfx bench $(DEMO)
 
 test: lint types unit
+
+# Every encoder by every exporter for every target: about 10 minutes on two cores.
+zoo: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/coverage.py --no-peers --jobs 2
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

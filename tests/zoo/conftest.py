@@ -21,8 +21,3 @@ def benchmarks():
 @pytest.fixture(scope="session")
 def zoo(benchmarks):
     return importlib.import_module("zoo")
-
-
-@pytest.fixture(scope="session")
-def judging(benchmarks):
-    return importlib.import_module("judging")
