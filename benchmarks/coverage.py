@@ -77,10 +77,8 @@ def _ask_peers(judge: Judge, found: Iterable[Judged]) -> None:
     """Lets the peers fuse the files that were made, in their environment, and judges their answers as ours."""
     folder = judge.folder / "peers"
     folder.mkdir()
-    np.savez(
-        folder / "inputs.npz",
-        **{f"{case.name}/{name}": array for case in judge.cases for name, array in case.inputs.items()},
-    )  # pyright: ignore[reportArgumentType]
+    arrays: Any = {f"{case.name}/{name}": array for case in judge.cases for name, array in case.inputs.items()}
+    np.savez(folder / "inputs.npz", **arrays)
     kind = KINDS.get(judge.row.name.partition(" ")[0], "bert")
     asked = [each for each in found if each.route in PEER_ROUTES and each.not_offered is None]
     jobs = [

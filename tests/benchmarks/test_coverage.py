@@ -71,6 +71,7 @@ def test_a_planted_wrong_number_fails(coverage, monkeypatch):
         lower(model, target, report)
         if target.name == "portable":
             weight = next(each for each in model.graph.initializers.values() if each.shape == (32, 48))
+            assert weight.const_value is not None
             weight.const_value = ir.tensor(weight.const_value.numpy() + np.float32(1e-3), name=weight.name)
 
     monkeypatch.setattr(judging.pipeline, "lower_model", wrong)
