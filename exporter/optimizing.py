@@ -20,6 +20,7 @@ from ..runtime.signals import sigterm_raises
 from . import targets
 from .export import shown_as
 from .foreign import input_specs, load, operators, to_canonical_opset
+from .fusion import MEANING
 from .inspection import check_expected
 from .kinds import given
 from .metadata import count, restore_metadata, settle_metadata
@@ -147,8 +148,15 @@ def _raise(model: ir.Model) -> Report:
 def _tidied(model: ir.Model) -> bool:
     """Whether tidying drops anything once shapes are inferred anew."""
     size = sum(1 for _ in nodes(model))
+    marked = [
+        (node, node.inputs[0], dict(node.metadata_props)) for node in nodes(model) if MEANING in node.metadata_props
+    ]
     infer_shapes(model)
     tidy(model)
+    for node, value, props in marked:
+        before = value.producer() if value is not None else None
+        if node.graph is None and before is not None and before.graph is not None:
+            before.metadata_props.update(props)  # a last node that did nothing has gone
     return sum(1 for _ in nodes(model)) != size
 
 

@@ -13,7 +13,7 @@ from . import fusion, raising
 from .fusion import MEANING, Fusion, Refusal
 from .leftovers import leftovers
 from .lowering import rules_for
-from .metadata import count, keep_origins, settle_metadata
+from .metadata import CANONICAL, count, keep_origins, settle_metadata
 from .no_ops import drop_no_ops
 from .quiet import quiet
 from .shapes import sizes_from_inputs
@@ -57,6 +57,16 @@ def _run(rules: Sequence[type[Fusion]], model: ir.Model, report: Report) -> None
             report.refusals.append(refusal)
 
 
+def _feeds(meaning: str, node: ir.Node, depth: int = 3) -> bool:
+    """Whether what a node stood for has been raised: the canonical node comes shortly before it."""
+    made = [value.producer() for value in node.inputs if value is not None]
+    return any(
+        CANONICAL.get(each.op_identifier()[:2]) == meaning or (depth > 1 and _feeds(meaning, each, depth - 1))
+        for each in made
+        if each is not None
+    )
+
+
 @quiet()
 def raise_model(model: ir.Model) -> Report:
     """Recognises decomposed subgraphs and replaces them by canonical nodes, in place.
@@ -75,7 +85,8 @@ def raise_model(model: ir.Model) -> Report:
     meanings = {node: node.metadata_props.pop(MEANING) for node in nodes(model) if MEANING in node.metadata_props}
     _run(raising.RULES, model, report)
     for node, meaning in meanings.items():
-        node.metadata_props[MEANING] = meaning
+        if not _feeds(meaning, node):
+            node.metadata_props[MEANING] = meaning
     tidy(model)
     report.refusals += leftovers(model, report.refusals)
     report.counts = count(model)
