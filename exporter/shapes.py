@@ -19,6 +19,7 @@ import onnx_shape_inference as inference
 
 from .guards import fixed
 from .quiet import quiet
+from .shape_rules import register
 from .versions import nodes
 
 __all__ = ["infer_shapes", "sizes_from_inputs"]
@@ -32,6 +33,7 @@ def infer_shapes(model: ir.Model) -> None:
     """Infers the shapes that the file does not give by name, in place."""
     for node in nodes(model):
         _plain_expand(node)
+    register()
     unknown = None
     for _ in range(_ROUNDS):
         _forget(model)
