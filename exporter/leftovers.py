@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from . import raising
-from .fusion import Refusal, origin
+from .fusion import MEANING, Refusal, origin
 from .guards import fixed
 from .versions import nodes
 
@@ -265,7 +265,7 @@ def _sigmoid(node: ir.Node) -> _Told:
     if scaled is None or factor is None:
         return  # x * sigmoid(x) is another activation, which is one operator less and no GELU
     x = scaled.inputs[0]
-    if any(x in user.inputs for user in _users(node, "Mul")):
+    if any(x in user.inputs and MEANING not in user.metadata_props for user in _users(node, "Mul")):
         what = "matches no GELU rule" if math.isclose(factor, 1.702, rel_tol=1e-5) else "wanted x * sigmoid(1.702 x)"
         yield _rule("gelu", "quick", "sigmoid"), node, f"found x * sigmoid({factor:.6g} x), {what}"
 

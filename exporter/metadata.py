@@ -33,6 +33,7 @@ CANONICAL = {
     ("com.microsoft", "Gelu"): "gelu",
     ("com.microsoft", "BiasGelu"): "gelu",
     ("com.microsoft", "FastGelu"): "gelu",
+    ("com.microsoft", "QuickGelu"): "gelu",
     ("", "RotaryEmbedding"): "rotary",
     ("com.microsoft", "RotaryEmbedding"): "rotary",
 }
@@ -107,6 +108,8 @@ def count(model: ir.Model) -> dict[str, int]:
     counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for node in nodes(model):
         meaning = CANONICAL.get(node.op_identifier()[:2]) or node.metadata_props.get(MEANING)
+        if node.op_type == "QuickGelu" and abs(node.attributes.get_float("alpha", 1.702) - 1.702) > 1e-4:
+            continue  # onnxruntime's name for x * sigmoid(alpha x): with another alpha it is SiLU
         if meaning in counts:
             counts[meaning] += 1
     return counts

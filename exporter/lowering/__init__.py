@@ -11,6 +11,7 @@ from .attention import AttentionMask, AttentionPrimitives, MultiHeadAttention, P
 from .gelu import (
     BiasGelu,
     ContribGelu,
+    ContribQuickGelu,
     FastBiasGelu,
     FastGelu,
     GeluErfPrimitives,
@@ -18,8 +19,9 @@ from .gelu import (
 )
 from .group_norm import GroupNormPrimitives
 from .layer_norm import SkipLayerNorm
+from .rms_norm import RmsNormPrimitives
 
-_GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu)
+_GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu, ContribQuickGelu)
 
 RULES: dict[str, tuple[type[Fusion], ...]] = {
     # No SkipLayerNormalization: with it a whole encoder takes 4 to 6 % longer at 128 tokens and more.
@@ -30,7 +32,7 @@ RULES: dict[str, tuple[type[Fusion], ...]] = {
 
 # Operators that came with an ai.onnx opset, and what stands in their place below it.
 PRIMITIVES: tuple[tuple[int, tuple[type[Fusion], ...]], ...] = (
-    (23, (AttentionPrimitives,)),
+    (23, (AttentionPrimitives, RmsNormPrimitives)),
     (21, (GroupNormPrimitives,)),
     (20, (GeluErfPrimitives, GeluTanhPrimitives)),
 )
@@ -44,7 +46,8 @@ def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
         opset: The ai.onnx opset to reach; it matters where only ai.onnx may be used.
     """
     if target.name in RULES:
-        return RULES[target.name]
+        # Below opset 23 every onnxruntime loads it, and makes its own kernel of the pieces.
+        return RULES[target.name] if opset is not None and opset >= 23 else (*RULES[target.name], RmsNormPrimitives)
     wanted = target.default_opset if opset is None else opset
     version = 23 if wanted is None else wanted
     older = [rule for since, rules in PRIMITIVES for rule in rules if version < since]

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ..fusion import Arg, Example, Fusion, NearMiss
 from ..guards import Refuse, axis_of, of_type, producer, rank, same_axis
-from ..raising.gelu import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
+from ..raising.gelu import CUBIC, QUICK, SQRT_2_OVER_PI, SQRT_HALF, read_quick
 from .attention import CONTRIB
 
 _STANDARD = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
@@ -104,6 +104,39 @@ class FastGelu(_Unbiased):
 
     def rewrite(self, op: Any, x: ir.Value, **_: Any) -> ir.Value:
         return op.FastGelu(x, _domain=CONTRIB)
+
+
+class ContribQuickGelu(Fusion):
+    """``x * sigmoid(1.702 x)`` -> ``com.microsoft.QuickGelu(x, alpha=1.702)``."""
+
+    meaning = "gelu"
+    result = (CONTRIB, "QuickGelu")
+    tolerance = 2e-6
+    near_misses = (
+        NearMiss("another factor", "factor is 1.6,", {"factor": np.array(1.6, np.float32)}),
+        NearMiss("SiLU", None, build=lambda op, x, **_: op.Mul(x, op.Sigmoid(x))),
+        NearMiss(
+            "double",
+            "GELU is DOUBLE",
+            {"x": Arg(("B", "S", 16), dtype="float64"), "factor": np.array(QUICK, np.float64)},
+        ),
+    )
+
+    def pattern(self, op: Any, a: Any, b: Any) -> Any:
+        return op.Mul(a, b, _outputs=["y"])
+
+    def unfused(self, op: Any, x: Any, factor: Any) -> Any:
+        """The canonical form."""
+        return op.Mul(x, op.Sigmoid(op.Mul(x, factor)))
+
+    def check(self, op: Any, y: ir.Value, **_: Any) -> None:
+        of_type(read_quick(y), "GELU", ir.DataType.FLOAT)
+
+    def rewrite(self, op: Any, y: ir.Value, **_: Any) -> ir.Value:
+        return op.QuickGelu(read_quick(y), alpha=QUICK, _domain=CONTRIB)
+
+    def example(self) -> Example:
+        return {"x": Arg(("B", "S", 16), scale=3.0), "factor": np.array(QUICK, np.float32)}
 
 
 def _number(op: Any, x: ir.Value, value: float) -> ir.Value:

@@ -6,13 +6,19 @@ from ..fusion import Fusion
 from .attention import AttentionPieces
 from .attention_form import AttentionHeads, AttentionScale, SwapLastAxes
 from .attention_mask import AttentionMaskExpand, AttentionOpenMask
-from .gelu import GeluErf, GeluTanh
+from .einsum import EinsumLinear, EinsumProduct
+from .gelu import GeluErf, GeluTanh, QuickGelu
 from .layer_norm import LayerNormPieces
+from .rms_norm import RmsNormPieces
 
 RULES: tuple[type[Fusion], ...] = (
+    EinsumProduct,
+    EinsumLinear,
     GeluErf,
     GeluTanh,
+    QuickGelu,
     LayerNormPieces,
+    RmsNormPieces,
     SwapLastAxes,
     AttentionPieces,
     AttentionScale,

@@ -113,8 +113,28 @@ GELU_TANH: dict[str, Callable[[Tensor], Tensor]] = {
     "cdf": lambda x: x * (0.5 + 0.5 * torch.tanh(B * (x + C * x**3))),
 }
 
+GELU_QUICK: dict[str, Callable[[Tensor], Tensor]] = {
+    "clip": lambda x: x * torch.sigmoid(1.702 * x),
+    "gate_first": lambda x: torch.sigmoid(x * 1.702) * x,
+    "divided": lambda x: x / (1 + torch.exp(-1.702 * x)),
+    "negated": lambda x: x / (torch.exp(-(x * 1.702)) + 1),
+    "reciprocal": lambda x: x * (1 / (1 + torch.exp(-x * 1.702))),
+}
+
+# A GELU beside another factor: the products in either order.
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "erf": lambda x, b: F.gelu(x) * b,
+    "erf_second": lambda x, b: b * (x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
+    "erf_pieces": lambda x, b: (x * 0.5 * (1 + torch.erf(x * A))) * b,
+    "erf_half_last": lambda x, b: b * ((1 + torch.erf(x * A)) * x * 0.5),
+    "tanh": lambda x, b: b * (0.5 * x * (1 + torch.tanh(B * (x + C * torch.pow(x, 3.0))))),
+    "tanh_product": lambda x, b: 0.5 * x * (1 + torch.tanh(B * (x + C * x * x * x))) * b,
+    "quick": lambda x, b: x * torch.sigmoid(1.702 * x) * b,
+    "quick_second": lambda x, b: b * (torch.sigmoid(1.702 * x) * x),
+}
+
 NOT_GELU: dict[str, Callable[[Tensor], Tensor]] = {
-    "quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "swish": lambda x: x * torch.sigmoid(1.6 * x),
     "silu": F.silu,
     "root_forgotten": lambda x: 0.5 * x * (1 + torch.erf(x)),
     "another_cubic": lambda x: 0.5 * x * (1 + torch.tanh(B * (x + 0.05 * x**3))),
@@ -132,6 +152,18 @@ class Activations(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """x (B, ways, S) -> (B, S) for each way."""
         return {name: way(x[:, i]) for i, (name, way) in enumerate(self.ways.items())}
+
+
+class Gates(nn.Module):
+    """One activation per way, each times a slice of the other input."""
+
+    def __init__(self, ways: dict[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.ways = ways
+
+    def forward(self, x: Tensor, gate: Tensor) -> dict[str, Tensor]:
+        """x and gate (B, ways, S) -> (B, S) for each way."""
+        return {name: way(x[:, i], gate[:, i]) for i, (name, way) in enumerate(self.ways.items())}
 
 
 def _centred(x: Tensor) -> Tensor:
@@ -152,9 +184,41 @@ LAYER_NORM: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "pieces_bare": lambda x, w, b, e: _centred(x) / torch.sqrt(_centred(x).pow(2).mean(-1, True) + e),
 }
 
+LAYER_NORM |= {
+    "power": lambda x, w, b, e: _centred(x) * (_centred(x).square().mean(-1, keepdim=True) + e) ** -0.5 * w + b,
+    "root_power": lambda x, w, b, e: _centred(x) / (_centred(x).square().mean(-1, keepdim=True) + e) ** 0.5 * w + b,
+    "over_root": lambda x, w, b, e: w * (_centred(x) * (1 / (_centred(x).pow(2).mean(-1, True) + e).sqrt())) + b,
+    "scale_beside": lambda x, w, b, e: _centred(x) * (torch.rsqrt(_centred(x).pow(2).mean(-1, True) + e) * w) + b,
+    "long_weights": lambda x, w, b, e: (
+        w[None, None] * (_centred(x) / torch.sqrt(_centred(x).pow(2).mean(2, True) + e)) + b[None, None]
+    ),
+}
+
+
+# Input (B, S, D), scale (D), epsilon -> (B, S, D).
+RMS_NORM: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+    "t5": lambda x, w, b, e: w * (x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + e)),
+    "llama": lambda x, w, b, e: w * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + e)).type_as(x),
+    "functional": lambda x, w, b, e: F.rms_norm(x, (D,), w, e),
+    "functional_bare": lambda x, w, b, e: F.rms_norm(x, (D,), eps=e),
+    "product": lambda x, w, b, e: x * torch.rsqrt((x * x).mean(-1, True) + e) * w,
+    "divided": lambda x, w, b, e: x / torch.sqrt(x.square().mean(-1, keepdim=True) + e) * w,
+    "divided_early": lambda x, w, b, e: (w * x) / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + e),
+    "over_root": lambda x, w, b, e: w * (x * (1 / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + e))),
+    "power": lambda x, w, b, e: w * (x * (x.pow(2).mean(-1, keepdim=True) + e) ** -0.5),
+    "root_power": lambda x, w, b, e: x / (x.pow(2).mean(-1, keepdim=True) + e) ** 0.5 * w,
+    "scale_beside": lambda x, w, b, e: x * (torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + e) * w),
+    "long_scale": lambda x, w, b, e: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + e) * w[None, None],
+    "zero_centred": lambda x, w, b, e: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + e) * (1 + w),
+    "bare": lambda x, w, b, e: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + e),
+}
+
 NOT_LAYER_NORM: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "epsilon_outside": lambda x, w, b, e: w * _centred(x) / (x.std(-1, keepdim=True) + e) + b,
     "unbiased": lambda x, w, b, e: w * _centred(x) / torch.sqrt(x.var(-1, keepdim=True) + e) + b,
+    "two_passes": lambda x, w, b, e: (
+        (x - x.mean(-1, True)) / torch.sqrt(x.pow(2).mean(-1, True) - x.mean(-1, True).pow(2) + e)
+    ),
     "over_tokens": lambda x, w, b, e: (x - x.mean(1, True)) / torch.sqrt(x.var(1, unbiased=False, keepdim=True) + e),
 }
 
