@@ -46,7 +46,7 @@ def _checked(own: Any, context: inference.ShapeInferenceContext, node: ir.Node) 
     known = [shape for shape in shapes if shape is not None]
     batch = slice(None, -2) if node.op_type == "MatMul" else slice(None)
     axes = [list(shape)[batch] for shape in known]
-    if len(known) < len(shapes) or not any(_unclear(sizes) for sizes in _aligned(axes)):
+    if len(known) < len(shapes) or not any(len(_names(sizes)) > 1 for sizes in _aligned(axes)):
         own(context, node)
         return
     joined: list[Size] = [context.new_symbolic_dim() if _unclear(s) else _join(s) for s in _aligned(axes)]
@@ -79,11 +79,15 @@ def _unclear(sizes: Sequence[Size]) -> bool:
     A number wins over a name: only that number and 1 broadcast. ``sequence`` wins over ``Min(80, sequence)``, a
     table cut to the sequence: they meet only where both are equal or the latter is 1.
     """
-    names = {str(size) for size in sizes if not isinstance(size, int)}
+    names = _names(sizes)
     if len(names) < 2 or any(isinstance(size, int) and size != 1 for size in sizes):
         return False
     whole = {name for name in names if not name.startswith("Min(")}
     return len(whole) != 1 or any(_cut_of(name) != next(iter(whole)) for name in names - whole)
+
+
+def _names(sizes: Sequence[Size]) -> set[str]:
+    return {str(size) for size in sizes if not isinstance(size, int)}
 
 
 def _cut_of(name: str) -> str | None:

@@ -38,11 +38,11 @@ def infer_shapes(model: ir.Model) -> None:
     for _ in range(_ROUNDS):
         _forget(model)
         with quiet(), contextlib.suppress(ValueError, inference.ShapeInferenceError):
-            inference.infer_symbolic_shapes(model, warn_on_missing=False)
+            inference.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
         for node in nodes(model):
             for value in node.outputs:
                 if value.shape is not None and not value.is_graph_output():
-                    value.shape = ir.Shape(_number(size) for size in value.shape)
+                    value.shape = ir.Shape(_plain(size) for size in value.shape)
         sizes_from_inputs(model)
         with quiet():
             # Knows more operators. Not strict: one wrong shape in a file would leave every other one unknown.
@@ -69,8 +69,12 @@ def _known(size: int | ir.SymbolicDim) -> bool:
     return isinstance(size, int) or (size.value is not None and not _INVENTED.search(str(size.value)))
 
 
-def _number(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
-    """A size that arithmetic on names has made a number."""
+def _plain(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
+    """A size in its plainest form: arithmetic on names may come to a number, ``s ** 2 // s`` is ``s``."""
+    if isinstance(size, int) or size.value is None or size.value.isidentifier():
+        return size
+    with contextlib.suppress(ValueError, TypeError, SyntaxError):
+        size = size.simplify()
     text = str(size)
     return int(text) if text.isdigit() else size
 
