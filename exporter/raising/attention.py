@@ -127,6 +127,7 @@ class AttentionPieces(Fusion):
             if any(term.rank != 3 for term in scores.terms):
                 raise Refuse("scores have heads that Q, K and V do not show", scores.q)
             shape = (*list(scores.q.shape or ())[:-1], axis_of(scores.k_t, -1))
+            _own_sequence(shape[-2], shape[-1], scores.q)
             static(scores.q, -1, "Q")
             for term in scores.terms:
                 _term_axes(term, shape)
@@ -136,6 +137,7 @@ class AttentionPieces(Fusion):
         if not isinstance(q.axis(-1), int):
             raise Refuse("Q has axis -1 of unknown size, wanted a fixed one", scores.q)
         whole = (q.axis(0), q.axis(1), q.axis(2), k_t.axis(-1))
+        _own_sequence(whole[2], whole[3], scores.q)
         for term in scores.terms:
             _term_axes(term, whole if term.rank == 4 else (None, *whole[2:]))
 
@@ -208,6 +210,11 @@ class AttentionPieces(Fusion):
         NearMiss("a mask with a batch of its own", "mask axis 0", {"mask": Arg(("M", 1, 1, "S"), "bool")}),
         NearMiss("keys shared by all heads", "axis 1 of Q is 2, of K 1", {"k_t": Arg(("B", 1, 8, "S"))}),
         NearMiss(
+            "keys of another sequence",
+            "cross attention: queries of axis S meet keys of axis T",
+            {"k_t": Arg(("B", 2, 8, "T")), "v": Arg(("B", 2, "T", 8)), "mask": Arg(("B", 1, 1, "T"), "bool")},
+        ),
+        NearMiss(
             "scores through another function",
             "Tanh stands between",
             build=lambda op, q, k_t, v, **_: op.MatMul(op.Softmax(op.Tanh(op.MatMul(q, k_t))), v),
@@ -259,6 +266,12 @@ def _same_leading(count: int, axes: list[Callable[[int], Any]], q: ir.Value) -> 
         for other, name in zip(others, ("K", "V"), strict=True):
             if not same_axis(size, other):
                 raise Refuse(f"axis {axis} of Q is {size}, of {name} {other}; wanted them equal", q)
+
+
+def _own_sequence(queries: Any, keys: Any, q: ir.Value) -> None:
+    """Refuses keys of a sequence that has another name than the queries' own."""
+    if not isinstance(queries, int) and not isinstance(keys, int) and not same_axis(queries, keys):
+        raise Refuse(f"cross attention: queries of axis {queries} meet keys of axis {keys}, wanted their own", q)
 
 
 def _term_axes(term: Bias | Fill, scores: tuple[Any, ...]) -> None:
