@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,12 @@ def build(
     replace: Mapping[str, Any] | None = None,
     writer: Callable[..., Any] | None = None,
     swap: bool = False,
+    without: Container[str] = (),
 ) -> ir.Model:
-    """The unfused graph of a rule: its own ``unfused`` (mostly its ``pattern``) run with a graph builder."""
+    """The unfused graph of a rule: its own ``unfused`` (mostly its ``pattern``) run with a graph builder.
+
+    Open attributes named in ``without`` are left out, so that the operator's defaults hold.
+    """
     own = type(rule).unfused is not Fusion.unfused
     names = list(inspect.signature(rule.unfused if own else rule.pattern).parameters)[1:]
     arguments = {**rule.example(), **(replace or {})}
@@ -41,7 +45,11 @@ def build(
             values[name].meta["scale"] = given.scale
         elif given is not None:
             values[name] = ir.val(name, const_value=ir.tensor(given, name=name))
-    op = GraphWriter(rule.open_attributes(), swap=swap)
+    opened = {
+        operator: {name: value for name, value in attributes.items() if name not in without}
+        for operator, attributes in rule.open_attributes().items()
+    }
+    op = GraphWriter(opened, swap=swap)
     bound = {name: values.get(name) for name in names}
     outputs = writer(op, **bound) if writer else rule.unfused(op, *bound.values())
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

@@ -88,6 +88,16 @@ def test_fires_once_changes_no_number_and_is_idempotent(
     assert _apply(rule, fused) == (0, [])
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "epsilon" in str(rule().open_attributes())])
+def test_an_epsilon_that_is_not_written_is_the_operators_own(rule: type[Fusion]) -> None:
+    for options in rule.variants:
+        unfused, fused = (laws.build(rule(**options), without=("epsilon",)) for _ in range(2))
+        assert _apply(rule, fused) == (1, [])
+        feeds = laws.feeds(unfused, 3, 7)
+        for one, other in zip(laws.runner(unfused)(feeds), laws.runner(fused)(feeds), strict=True):
+            np.testing.assert_allclose(other, one, rtol=0, atol=rule.tolerance)
+
+
 @pytest.mark.parametrize(("rule", "miss"), NEAR_MISSES)
 def test_refuses_near_misses_with_the_reason(rule: type[Fusion], miss: NearMiss) -> None:
     options = {**(rule.variants[0] if miss.variant else {}), **miss.variant}
