@@ -20,19 +20,20 @@ from .gelu import (
 from .group_norm import GroupNormPrimitives
 from .layer_norm import SkipLayerNorm
 from .rms_norm import RmsNormPrimitives
+from .rotary import ContribRotary, RotaryPrimitives, RotaryTables
 
 _GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu, ContribQuickGelu)
 
 RULES: dict[str, tuple[type[Fusion], ...]] = {
     # No SkipLayerNormalization: with it a whole encoder takes 4 to 6 % longer at 128 tokens and more.
-    "cpu": (PackedAttention, MultiHeadAttention, *_GELU),
-    "cuda": (MultiHeadAttention, SkipLayerNorm, *_GELU),
+    "cpu": (PackedAttention, MultiHeadAttention, ContribRotary, *_GELU),
+    "cuda": (MultiHeadAttention, SkipLayerNorm, ContribRotary, *_GELU),
 }
 
 
 # Operators that came with an ai.onnx opset, and what stands in their place below it.
 PRIMITIVES: tuple[tuple[int, tuple[type[Fusion], ...]], ...] = (
-    (23, (AttentionPrimitives, RmsNormPrimitives)),
+    (23, (AttentionPrimitives, RmsNormPrimitives, RotaryPrimitives)),
     (21, (GroupNormPrimitives,)),
     (20, (GeluErfPrimitives, GeluTanhPrimitives)),
 )
@@ -51,4 +52,4 @@ def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
     wanted = target.default_opset if opset is None else opset
     version = 23 if wanted is None else wanted
     older = [rule for since, rules in PRIMITIVES for rule in rules if version < since]
-    return tuple(older) if version < 23 else (AttentionMask, *older)
+    return tuple(older) if version < 23 else (AttentionMask, RotaryTables, *older)

@@ -10,6 +10,7 @@ from .einsum import EinsumLinear, EinsumProduct
 from .gelu import GeluErf, GeluTanh, QuickGelu
 from .layer_norm import LayerNormPieces
 from .rms_norm import RmsNormPieces
+from .rotary import RotaryPartial, RotaryParts, RotarySum
 
 RULES: tuple[type[Fusion], ...] = (
     EinsumProduct,
@@ -19,6 +20,9 @@ RULES: tuple[type[Fusion], ...] = (
     QuickGelu,
     LayerNormPieces,
     RmsNormPieces,
+    RotarySum,
+    RotaryParts,
+    RotaryPartial,
     SwapLastAxes,
     AttentionPieces,
     AttentionScale,

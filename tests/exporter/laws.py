@@ -78,11 +78,11 @@ Runner = Callable[[Mapping[str, np.ndarray]], list[Any]]
 def runner(model: ir.Model) -> Runner:
     """A function from feeds to outputs: onnxruntime without graph optimisation.
 
-    Graphs with ai.onnx's Attention go to the ONNX reference evaluator: onnxruntime's kernel does not take
-    every mask that the operator allows.
+    Graphs with ai.onnx's Attention or RotaryEmbedding go to the ONNX reference evaluator: onnxruntime's kernels do
+    not take every mask and table.
     """
     proto = ir.to_proto(model)
-    if any(n.op_type == "Attention" and not n.domain for n in model.graph):
+    if any(n.op_type in ("Attention", "RotaryEmbedding") and not n.domain for n in model.graph):
         evaluator = ReferenceEvaluator(proto)
         return lambda feeds: list(evaluator.run(None, dict(feeds)))
     options = onnxruntime.SessionOptions()
