@@ -320,16 +320,19 @@ def _mask(op: Any, scores: Scores, q: ir.Value, flat: bool) -> ir.Value:
         return op.Constant(value=ir.tensor(np.array(value, kind.numpy())))
 
     mask: ir.Value | None = None
-    for term in reversed(scores.terms):
+    for index, term in reversed([*enumerate(scores.terms)]):
         if isinstance(term, Bias):
             bias = term.value if term.factor == 1 else _times(op, term.value, term.factor)
             bias = _aligned(op, bias, term.rank, q, flat)
             mask = bias if mask is None else _typed(op.Add(mask, bias), kind, mask, bias)
             continue
         condition = _aligned(op, term.condition, term.rank, q, flat)
-        filled = number(-math.inf if term.value == -math.inf else lowest * (1 + ladder.index(term.value)))
+        filled = term.value
+        # What is added to filled scores still counts beside the value of the graph, and would not beside -1e30.
+        if filled > -math.inf and not any(isinstance(outer, Bias) for outer in scores.terms[:index]):
+            filled = lowest * (1 + ladder.index(filled))
         below = mask if mask is not None else number(0)
-        made = op.Where(condition, filled, below) if term.masked else op.Where(condition, below, filled)
+        made = op.Where(condition, number(filled), below) if term.masked else op.Where(condition, below, number(filled))
         mask = _typed(made, kind, condition, *([] if mask is None else [mask]))
     assert mask is not None
     return mask
