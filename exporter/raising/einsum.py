@@ -123,6 +123,8 @@ class EinsumLinear(Fusion):
         if fixed(w) is None or fixed(x) is not None or set(left) & set(right) & set(out):
             raise Refuse()
         rows, summed, columns = _linear(left, right, out)
+        if not summed:
+            raise Refuse()  # An outer product.
         if left != rows + summed or right != summed + columns or out != rows + columns or not (rows and columns):
             raise Refuse(f"equation {left},{right}->{out} is no projection of the last axes", w)
         for axis in range(len(rows), len(left)):
@@ -160,6 +162,12 @@ class EinsumLinear(Fusion):
             "is no projection of the last axes",
             {"w": np.ones((2, 8, 16), np.float32)},
             build=lambda op, x, w: op.Einsum(x, w, equation="bsd,hkd->bshk"),
+        ),
+        NearMiss(
+            "an outer product, as rotary embeddings make their angles",
+            None,
+            {"x": Arg(("S",)), "w": np.ones(4, np.float32)},
+            build=lambda op, x, w: op.Einsum(x, w, equation="i,j->ij"),
         ),
     )
 
