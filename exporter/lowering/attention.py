@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss
+from ..fusion import MEANING, Arg, Example, Fusion, NearMiss
 from ..guards import Refuse, attributes_of, constant, of_type, rank, static, weight
 from ..raising.attention_form import plain
 from .masks import as_bias, zero_dead_rows
@@ -149,7 +149,6 @@ class AttentionPrimitives(_Lowering):
     """``Attention(q, k, v, mask)`` -> ``MatMul(Softmax(MatMul(q, k^T) * scale + bias), v)``."""
 
     result = ("", "Softmax")
-    marks = True
     near_misses = _NEAR_MISSES
 
     def rewrite(
@@ -169,6 +168,8 @@ class AttentionPrimitives(_Lowering):
         if mask is not None:
             scores = op.Add(scores, as_bias(op, mask, q, k, spread=False))
         context = op.MatMul(op.Softmax(scores, axis=-1), v4)
+        # Not the last node: when this is raised again, what follows the product stays outside.
+        context.producer().metadata_props[MEANING] = self.meaning
         if mask is not None:
             context = zero_dead_rows(op, context, mask, q)
         if self._many:
