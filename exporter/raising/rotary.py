@@ -18,24 +18,26 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import NEEDED_ELSEWHERE, Arg, Derived, Example, Fusion, NearMiss
-from ..guards import Refuse, attributes_of, axis_of, producer, rank, same_axis, static, transpose
-from .rotary_parts import alone, cut, equal_halves, factors, source, turned
+from ..fusion import Arg, Derived, Example, Fusion, NearMiss
+from ..guards import Refuse, attributes_of, axis_of, of_type, producer, rank, same_axis, static, transpose
+from .rotary_parts import alone, cut, equal_halves, factors, joins_last, rows_for, same_shape, source, turned
 
+_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LAYOUTS = ("bhsd", "bshd")
 
 
 def _sequence_axis(x: ir.Value, table: ir.Value, width: int) -> int:
     """The axis of x (2 in (B, H, S, d), 1 in (B, S, H, d)) that a table turns by; refuses other tables."""
+    of_type(x, "rotated tensor", *_TYPES)
     if rank(x) != 4:
         raise Refuse(f"rotated tensor has rank {rank(x)}, wanted 4", x)
     shape = [1] * (4 - (rank(table) or 0)) + list(table.shape or ())
-    if len(shape) != 4 or shape[3] != width:
+    if rank(table) == 1 or len(shape) != 4 or shape[3] != width:
         raise Refuse(f"table has shape {table.shape}, wanted (batch or 1, 1, sequence, {width})", table)
     if shape[0] != 1 and not same_axis(shape[0], axis_of(x, 0)):
         raise Refuse(f"table has batch {shape[0]}, the rotated tensor {axis_of(x, 0)}", table)
     for axis, other in ((2, 1), (1, 2)):
-        if shape[other] == 1 and same_axis(shape[axis], axis_of(x, axis)):
+        if shape[other] == 1 and rows_for(shape[axis], axis_of(x, axis)):
             return axis
     raise Refuse(f"table has shape {table.shape}, the rotated tensor {x.shape}; wanted the sequence in both", table)
 
@@ -225,25 +227,34 @@ class RotaryParts(_Rotary):
     """``[x1 cos - x2 sin, x2 cos + x1 sin]`` -> ``RotaryEmbedding(x, cos, sin)``, with tables of half the width."""
 
     places = 1  # the sum; products are read
-    variants = _VARIANTS
+    variants = (*_VARIANTS, *({"layout": layout, "interleaved": False, "rest": True} for layout in _LAYOUTS))
 
-    def pattern(self, op: Any, real: Any, a: Any, b: Any, last: Any, shape: Any) -> Any:
+    def __init__(self, layout: str = "bhsd", interleaved: bool = False, rest: bool = False) -> None:
+        super().__init__(layout, interleaved)
+        self._rest = rest  # What is not turned is joined at once.
+
+    def pattern(self, op: Any, real: Any, a: Any, b: Any, last: Any, shape: Any, rest: Any) -> Any:
         imag = self.either(op.Add, 0, a, b)
         if self._interleaved:
             pair = [op.Unsqueeze(real, last), op.Unsqueeze(imag, last)]
-            return op.Reshape(op.Concat(*pair, axis=-1, _outputs=["pairs"]), shape, _outputs=["y"])
-        return op.Concat(real, imag, axis=-1, _outputs=["y"])
+            return op.Reshape(op.Concat(*pair, _outputs=["pairs"]), shape, _outputs=["y"])
+        return op.Concat(real, imag, *([rest] if self._rest else []), _outputs=["y"])
 
     def unfused(self, op: Any, x: Any, cos: Any, sin: Any, shape: Any, last: Any, zero: Any, four: Any,
-                one: Any, two: Any, end: Any) -> Any:  # fmt: skip
+                one: Any, two: Any, end: Any, rest: Any) -> Any:  # fmt: skip
         first, second = self._pieces(op, x, last, zero, four, one, two, end)
         real = op.Sub(op.Mul(first, cos), op.Mul(second, sin))
-        return self._together(op, real, op.Add(op.Mul(second, cos), op.Mul(first, sin)), last, shape)
+        imag = op.Add(op.Mul(second, cos), op.Mul(first, sin))
+        return op.Concat(real, imag, rest, axis=-1) if self._rest else self._together(op, real, imag, last, shape)
 
     def check(self, op: Any, real: ir.Value, a: ir.Value, b: ir.Value, y: ir.Value, **rest: Any) -> None:
         x, cos, sin, inner = self._read(real, a, b)
-        if self._interleaved and not all(same_axis(axis_of(x, i), axis_of(y, i)) for i in range(rank(x) or 0)):
-            raise Refuse(f"pairs end in shape {y.shape}, wanted {x.shape}", x)
+        if not joins_last(producer(rest["pairs"] if self._interleaved else y)):
+            raise Refuse()
+        if self._interleaved:
+            if not same_shape(x, y):
+                raise Refuse(f"pairs end in shape {y.shape}, wanted {x.shape}", x)
+            inner = [*inner, rest["pairs"]]
         width = static(x, -1, "rotated tensor") // 2
         if _sequence_axis(x, cos, width) != _sequence_axis(x, sin, width):
             raise Refuse("cos and sin turn by different axes", cos, sin)
@@ -266,16 +277,35 @@ class RotaryParts(_Rotary):
                 return pieces[0][0], cos, sin, [plus, minus, real, a, b]
         raise Refuse()
 
-    def rewrite(self, op: Any, real: ir.Value, a: ir.Value, b: ir.Value, **_: Any) -> ir.Value:
+    def rewrite(self, op: Any, real: ir.Value, a: ir.Value, b: ir.Value, **rest: Any) -> ir.Value:
         x, cos, sin, _inner = self._read(real, a, b)
         axis = _sequence_axis(x, cos, static(x, -1, "rotated tensor") // 2)
-        return _node(op, x, (cos, sin), axis, 0, self._interleaved)
+        y = _node(op, x, (cos, sin), axis, 0, self._interleaved)
+        if not self._rest:
+            return y
+        y.dtype, y.shape = x.dtype, x.shape
+        return op.Concat(y, rest["rest"], axis=-1)
 
     def example(self) -> Example:
-        return self._examples(4)
+        other = ("B", 2, "S", 6) if self._layout == "bhsd" else ("B", "S", 2, 6)
+        return {**self._examples(4), "rest": Arg(other)}
 
     near_misses = (
         NearMiss("a table per head", "wanted the sequence in both", {"half": Arg((1, 2, "S", 4))}),
+        NearMiss(
+            "double precision, which the operator does not take",
+            "rotated tensor is DOUBLE, wanted FLOAT or FLOAT16",
+            {"x": Arg(("B", 2, "S", 8), "float64"), "half": Arg((1, 1, "S", 4), "float64")},
+        ),
+        NearMiss(
+            "parts beside each other in another axis",
+            None,
+            build=lambda op, x, cos, sin, last, zero, four, end, **_: op.Concat(
+                op.Sub(op.Mul(op.Slice(x, zero, four, last), cos), op.Mul(op.Slice(x, four, end, last), sin)),
+                op.Add(op.Mul(op.Slice(x, four, end, last), cos), op.Mul(op.Slice(x, zero, four, last), sin)),
+                axis=1,
+            ),
+        ),
         NearMiss(
             "both parts subtract",
             None,
@@ -289,40 +319,61 @@ class RotaryParts(_Rotary):
 
 
 class RotaryPartial(Fusion):
-    """``Concat(RotaryEmbedding(x[..., :r]), x[..., r:])`` -> ``RotaryEmbedding(x; rotary_embedding_dim=r)``."""
+    """``Concat(RotaryEmbedding(x[..., :r]), x[..., r:])`` -> ``RotaryEmbedding(x; rotary_embedding_dim=r)``.
+
+    With Transposes around the node where heads come after the sequence.
+    """
 
     result = ("", "RotaryEmbedding")
     meaning = "rotary"
+    variants = ({"layout": "bshd"}, {"layout": "bhsd"})
+
+    def __init__(self, layout: str = "bhsd") -> None:
+        super().__init__()
+        self._swaps = layout == "bshd"
 
     def pattern(self, op: Any, part: Any, cos: Any, sin: Any, rest: Any) -> Any:
-        return op.Concat(op.RotaryEmbedding(part, cos, sin, _outputs=["turned"]), rest, axis=-1)
+        many = op.Transpose(part, perm=[0, 2, 1, 3]) if self._swaps else part
+        turn = op.RotaryEmbedding(many, cos, sin, _outputs=["turned"])
+        back = op.Transpose(turn, perm=[0, 2, 1, 3]) if self._swaps else turn
+        return op.Concat(back, rest, _outputs=["y"])
 
     def unfused(self, op: Any, x: Any, cos: Any, sin: Any, last: Any, zero: Any, four: Any, end: Any) -> Any:
-        turn = op.RotaryEmbedding(op.Slice(x, zero, four, last), cos, sin)
-        return op.Concat(turn, op.Slice(x, four, end, last), axis=-1)
+        part = op.Slice(x, zero, four, last)
+        many = op.Transpose(part, perm=[0, 2, 1, 3]) if self._swaps else part
+        turn = op.RotaryEmbedding(many, cos, sin)
+        back = op.Transpose(turn, perm=[0, 2, 1, 3]) if self._swaps else turn
+        return op.Concat(back, op.Slice(x, four, end, last), axis=-1)
 
-    def check(self, op: Any, part: ir.Value, rest: ir.Value, turned: ir.Value, **_: Any) -> None:
+    def check(self, op: Any, part: ir.Value, rest: ir.Value, turned: ir.Value, y: ir.Value, **_: Any) -> None:
         one, other = cut(part), cut(rest)
-        if one is None or other is None or one[0] is not other[0]:
+        if one is None or other is None or one[0] is not other[0] or not joins_last(producer(y)):
             raise Refuse()
         x, start, stop = one
         width = static(x, -1, "rotated tensor")
         if rank(x) != 4 or start != 0 or other[1] != stop or other[2] != width:
             raise Refuse(f"channels {start} to {stop} are turned, {other[1]} to {other[2]} are not, of {width}", x)
-        if turned.is_graph_output() or len(turned.uses()) > 1:
-            raise Refuse(NEEDED_ELSEWHERE, turned)
+        static(x, 2 if self._swaps else 1, "rotated tensor")
+        alone([turned])
 
     def rewrite(self, op: Any, part: ir.Value, cos: ir.Value, sin: ir.Value, turned: ir.Value, **_: Any) -> ir.Value:
         found = cut(part)
         assert found is not None
         x, _start, stop = found
-        attributes = {**attributes_of(producer(turned)), "rotary_embedding_dim": stop}
-        attributes.setdefault("num_heads", static(x, 1, "rotated tensor"))
-        return op.RotaryEmbedding(x, cos, sin, **attributes)
+        node = producer(turned)
+        attributes = attributes_of(node)
+        attributes["rotary_embedding_dim"] = node.attributes.get_int("rotary_embedding_dim", 0) or stop
+        attributes.setdefault("num_heads", static(x, 2 if self._swaps else 1, "rotated tensor"))
+        if not self._swaps:
+            return op.RotaryEmbedding(x, cos, sin, **attributes)
+        many = transpose(op, x, (0, 2, 1, 3))
+        y = op.RotaryEmbedding(many, cos, sin, **attributes)
+        y.dtype, y.shape = many.dtype, many.shape
+        return transpose(op, y, (0, 2, 1, 3))
 
     def example(self) -> Example:
         return {
-            "x": Arg(("B", 2, "S", 8)),
+            "x": Arg(("B", "S", 2, 8) if self._swaps else ("B", 2, "S", 8)),
             "cos": Arg(("B", "S", 2)),
             "sin": Arg(("B", "S", 2)),
             "last": np.array([-1]),
@@ -335,7 +386,7 @@ class RotaryPartial(Fusion):
         NearMiss(
             "channels are left out",
             "channels 0 to 4 are turned, 6 to 8 are not, of 8",
-            {"six": np.array([6])},
+            variant={"layout": "bhsd"},
             build=lambda op, x, cos, sin, last, zero, four, end: op.Concat(
                 op.RotaryEmbedding(op.Slice(x, zero, four, last), cos, sin),
                 op.Slice(x, op.Constant(value=ir.tensor(np.array([6]))), end, last),
