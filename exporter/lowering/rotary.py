@@ -6,15 +6,18 @@ for any input. All forms here take both.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ..fusion import Arg, Example, Fusion, NearMiss
+from ..fusion import Arg, Derived, Example, Fusion, NearMiss
 from ..guards import Refuse, attributes_of, axis_of, of_type, producer, rank, same_axis, static
 
 CONTRIB = "com.microsoft"
+
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _form(y: ir.Value) -> tuple[ir.Value, int, int, bool]:
@@ -22,10 +25,11 @@ def _form(y: ir.Value) -> tuple[ir.Value, int, int, bool]:
     node = producer(y)
     x = node.inputs[0]
     assert x is not None
-    of_type(x, "input", ir.DataType.FLOAT)
+    picks = _positions(node) is not None
     for table in node.inputs[1:3]:
-        if rank(table) != 3:
-            raise Refuse(f"a table has rank {rank(table)}, wanted (batch, sequence, d/2)", x)
+        if rank(table) != (2 if picks else 3):
+            wanted = "(rows, d/2) with position_ids" if picks else "(batch, sequence, d/2)"
+            raise Refuse(f"a table has rank {rank(table)}, wanted {wanted}", x)
     if rank(x) == 4:
         heads, width = static(x, 1, "input"), static(x, 3, "input")
     else:
@@ -35,6 +39,11 @@ def _form(y: ir.Value) -> tuple[ir.Value, int, int, bool]:
         width = static(x, 2, "input") // heads
     part = node.attributes.get_int("rotary_embedding_dim", 0) or width
     return x, heads, part, bool(node.attributes.get_int("interleaved", 0))
+
+
+def _positions(node: ir.Node) -> ir.Value | None:
+    """The rows of the tables that a node picks, where it does."""
+    return node.inputs[3] if len(node.inputs) > 3 else None
 
 
 def _ints(op: Any, *values: int) -> ir.Value:
@@ -54,61 +63,65 @@ def _single(table: ir.Value) -> ir.Value | None:
 
 
 class _Rotary(Fusion):
-    """Lowers a node with tables by position."""
+    """Lowers a node with tables by position, or with tables whose rows it picks by ``position_ids``."""
 
     meaning = "rotary"
     tolerance = 2e-6
+    types: ClassVar[tuple[ir.DataType, ...]]
     variants = (
-        *({"interleaved": a, "part": b} for a in (0, 1) for b in (0, 4)),
-        {"flat": True},
-        {"flat": True, "part": 4},
-        {"batch": 1},
+        *({"picks": picks, "interleaved": i} for picks in (True, False) for i in (0, 1)),
+        *({"picks": picks, "interleaved": i, "part": 4} for picks in (True, False) for i in (0, 1)),
     )
 
-    def __init__(self, interleaved: int = 0, part: int = 0, flat: bool = False, batch: int | str = "B") -> None:
+    def __init__(self, picks: bool = False, interleaved: int = 0, part: int = 0) -> None:
         super().__init__()
+        self._picks = picks
         self._interleaved = interleaved
         self._part = part
-        self._flat = flat
-        self._batch = batch
 
     @classmethod
     def orders(cls, options: Any) -> list[Fusion]:
-        """One pattern takes all: only the examples differ."""
-        return [cls(**options)] if options == cls.variants[0] else []
+        """One pattern for each form of the tables: otherwise only the examples differ."""
+        return [cls(**options)] if options == {"picks": options["picks"], "interleaved": 0} else []
 
-    def pattern(self, op: Any, x: Any, cos: Any, sin: Any) -> Any:
-        return op.RotaryEmbedding(x, cos, sin, _outputs=["y"])
+    def pattern(self, op: Any, x: Any, cos: Any, sin: Any, positions: Any) -> Any:
+        return op.RotaryEmbedding(x, cos, sin, *([positions] if self._picks else []), _outputs=["y"])
 
     def open_attributes(self) -> dict[str, dict[str, Any]]:
-        part = {"rotary_embedding_dim": self._part} if self._part else {}
-        heads = {"num_heads": 2} if self._part or self._flat else {}
-        return {"RotaryEmbedding": {"interleaved": self._interleaved, **part, **heads}}
+        part = {"rotary_embedding_dim": self._part, "num_heads": 2} if self._part else {}
+        return {"RotaryEmbedding": {"interleaved": self._interleaved, **part}}
 
-    def check(self, op: Any, y: ir.Value, **_: Any) -> None:
+    def check(self, op: Any, x: ir.Value, y: ir.Value, **_: Any) -> None:
+        if self._picks != (_positions(producer(y)) is not None):
+            raise Refuse()  # The other variant's.
+        of_type(x, "input", *self.types)
         _form(y)
 
     def example(self) -> Example:
-        table = (self._batch, "S", (self._part or 8) // 2)
-        x = ("B", "S", 16) if self._flat else ("B", 2, "S", 8)
-        return {"x": Arg(x), "cos": Arg(table), "sin": Arg(table)}
+        half = (self._part or 8) // 2
+        rows = (40, half) if self._picks else ("B", "S", half)
+        counted = Derived(lambda op, given: _counted(op, given["x"]))
+        return {"x": Arg(("B", 2, "S", 8)), "cos": Arg(rows), "sin": Arg(rows), "positions": counted}
 
     near_misses = (
         NearMiss(
-            "half precision",
-            "input is FLOAT16, wanted FLOAT",
-            {name: Arg(shape, "float16") for name, shape in
-             (("x", ("B", 2, "S", 8)), ("cos", ("B", "S", 4)), ("sin", ("B", "S", 4)))},
+            "one table of two axes and no positions",
+            "a table has rank 2, wanted",
+            {"sin": Arg((9, 4))},
+            {"picks": False, "interleaved": 0},
         ),
-        NearMiss(
-            "rows picked by position",
-            None,
-            {"cos": Arg((9, 4)), "sin": Arg((9, 4))},
-            build=lambda op, x, cos, sin: op.RotaryEmbedding(
-                x, cos, sin, op.Constant(value=ir.tensor(np.zeros((1, 1), np.int64)))
-            ),
-        ),
-    )  # fmt: skip
+    )
+
+
+def _counted(op: Any, x: Any) -> Any:
+    """Positions (B, S) that differ between the rows of the batch, for x (B, H, S, d)."""
+
+    def number(*values: int) -> Any:
+        return op.Constant(value=ir.tensor(np.array(values, np.int64).reshape(() if len(values) == 1 else -1)))
+
+    batch, sequence = (op.Squeeze(op.Shape(x, start=i, end=i + 1)) for i in (0, 2))
+    rows, columns = (op.Range(number(0), size, number(1)) for size in (batch, sequence))
+    return op.Add(op.Unsqueeze(rows, _ints(op, 1)), columns)
 
 
 class ContribRotary(_Rotary):
@@ -119,16 +132,33 @@ class ContribRotary(_Rotary):
     """
 
     result = (CONTRIB, "RotaryEmbedding")
+    types = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+    near_misses = (
+        *_Rotary.near_misses,
+        NearMiss(
+            "one table of batch 1, the other of the batch",
+            "cos has batch 1 and sin B",
+            {"cos": Arg((1, "S", 4))},
+            {"picks": False, "interleaved": 0},
+        ),
+    )
 
-    def rewrite(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value) -> ir.Value:
+    def check(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value, **_: Any) -> None:
+        super().check(op, x=x, y=y)
+        batches = [axis_of(table, 0) for table in (cos, sin)]
+        if not self._picks and (batches[0] == 1) != (batches[1] == 1):
+            raise Refuse(f"cos has batch {batches[0]} and sin {batches[1]}, wanted one batch for both", y)
+
+    def rewrite(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value, **_: Any) -> ir.Value:
         x, heads, part, interleaved = _form(y)
         whole = static(x, -1, "input") // (1 if rank(x) == 4 else heads)
-        singles = [_single(table) for table in (cos, sin)]
-        if singles[0] is not None and singles[1] is not None:
+        positions, tables = _positions(producer(y)), [cos, sin]
+        singles = [_single(table) for table in tables]
+        if positions is None and singles[0] is not None and singles[1] is not None:
             tables = [op.Squeeze(each, _ints(op, 0)) for each in singles]
             positions = _ints(op, 0)
-        else:
-            tables = [op.Reshape(each, _ints(op, -1, part // 2)) for each in (cos, sin)]
+        elif positions is None:
+            tables = [op.Reshape(each, _ints(op, -1, part // 2)) for each in tables]
             rows = op.Shape(cos, start=0, end=2)
             count = op.Squeeze(op.ReduceProd(rows, keepdims=1), _ints(op, 0))
             zero, one = (op.Constant(value=ir.tensor(np.array(i, np.int64))) for i in (0, 1))
@@ -136,6 +166,8 @@ class ContribRotary(_Rotary):
         attributes: dict[str, Any] = {"interleaved": int(interleaved)}
         if part != whole:
             attributes |= {"rotary_embedding_dim": part, "num_heads": heads}
+        elif rank(x) == 3:
+            attributes |= {"num_heads": heads}
         return op.RotaryEmbedding(x, positions, *tables, _domain=CONTRIB, **attributes)
 
 
@@ -144,11 +176,13 @@ class RotaryPrimitives(_Rotary):
 
     result = ("", "Sub")
     marks = True
+    types = (ir.DataType.FLOAT, *_HALVES)
 
-    def rewrite(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value) -> ir.Value:
+    def rewrite(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value, **_: Any) -> ir.Value:
         x, heads, part, interleaved = _form(y)
-        flat = rank(x) == 3
-        tables = [op.Unsqueeze(_single(table) or table, _ints(op, 2 if flat else 1)) for table in (cos, sin)]
+        flat, positions = rank(x) == 3, _positions(producer(y))
+        rows = [op.Gather(each, positions) if positions is not None else _single(each) or each for each in (cos, sin)]
+        tables = [op.Unsqueeze(each, _ints(op, 2 if flat else 1)) for each in rows]
         many = op.Reshape(x, _ints(op, 0, 0, heads, -1)) if flat else x
         width = static(x, -1, "input") // (heads if flat else 1)
         step = (0, part, 2), (1, part, 2)
@@ -177,7 +211,9 @@ class RotaryTables(Fusion):
     def pattern(self, op: Any, x: Any, cos: Any, sin: Any) -> Any:
         return op.RotaryEmbedding(x, cos, sin, _outputs=["y"])
 
-    def check(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, **_: Any) -> None:
+    def check(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value) -> None:
+        if _positions(producer(y)) is not None:
+            raise Refuse()
         if any(rank(table) != 3 for table in (cos, sin)):
             raise Refuse(f"tables have ranks {rank(cos)} and {rank(sin)}, wanted (batch, sequence, d/2)", x)
         if axis_of(x, 0) == 1 or all(axis_of(table, 0) != 1 for table in (cos, sin)):

@@ -280,7 +280,7 @@ class RotaryParts(_Rotary):
     def rewrite(self, op: Any, real: ir.Value, a: ir.Value, b: ir.Value, **rest: Any) -> ir.Value:
         x, cos, sin, _inner = self._read(real, a, b)
         axis = _sequence_axis(x, cos, static(x, -1, "rotated tensor") // 2)
-        y = _node(op, x, (cos, sin), axis, 0, self._interleaved)
+        y: Any = _node(op, x, (cos, sin), axis, 0, self._interleaved)
         if not self._rest:
             return y
         y.dtype, y.shape = x.dtype, x.shape
