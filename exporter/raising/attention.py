@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ..fusion import Arg, Derived, Example, Fusion, NearMiss
 from ..guards import Refuse, absorbing, axis_of, rank, same_axis, static, transpose
-from .scores import Bias, Fill, Operand, Scores, operand, read_scores, read_weights
+from .scores import Bias, Fill, Operand, Scores, operand, own_sequence, read_scores, read_weights, term_axes
 
 _STEPS = (
     ("div", "fill"), ("div", "add"), ("div", "keep"), ("div",),
@@ -127,19 +127,23 @@ class AttentionPieces(Fusion):
             if any(term.rank != 3 for term in scores.terms):
                 raise Refuse("scores have heads that Q, K and V do not show", scores.q)
             shape = (*list(scores.q.shape or ())[:-1], axis_of(scores.k_t, -1))
-            _own_sequence(shape[-2], shape[-1], scores.q)
+            own_sequence(shape[-2], shape[-1], scores.q)
             static(scores.q, -1, "Q")
             for term in scores.terms:
-                _term_axes(term, shape)
+                term_axes(term, shape)
             return
         _same_leading(2, [each.axis for each in many], scores.q)
         q, k_t, _v = many
         if not isinstance(q.axis(-1), int):
             raise Refuse("Q has axis -1 of unknown size, wanted a fixed one", scores.q)
         whole = (q.axis(0), q.axis(1), q.axis(2), k_t.axis(-1))
-        _own_sequence(whole[2], whole[3], scores.q)
+        own_sequence(whole[2], whole[3], scores.q)
+        for value in scores.apart:
+            found = [axis_of(value, axis) for axis in (0, 1)]
+            if not any(same_axis(a, b) for a, b in zip(found, whole, strict=False)):  # then the other is too
+                raise Refuse(f"scores are reshaped to {found}, Q has (batch, heads) of {list(whole[:2])}", value)
         for term in scores.terms:
-            _term_axes(term, whole if term.rank == 4 else (None, *whole[2:]))
+            term_axes(term, whole if term.rank == 4 else (None, *whole[2:]))
 
     def rewrite(self, op: Any, weights: ir.Value, v: ir.Value, y: ir.Value) -> ir.Value:
         scores = _read(weights)
@@ -210,6 +214,33 @@ class AttentionPieces(Fusion):
         NearMiss("a mask with a batch of its own", "mask axis 0", {"mask": Arg(("M", 1, 1, "S"), "bool")}),
         NearMiss("keys shared by all heads", "axis 1 of Q is 2, of K 1", {"k_t": Arg(("B", 1, 8, "S"))}),
         NearMiss(
+            "heads before the batch in the scores, behind it in Q",
+            "scores are reshaped to",
+            variant={"steps": ("div", "fill"), "form": "merged"},
+            build=lambda op, q, k_t, v, factor, mask, value, flat, flat_t, square, **_: op.MatMul(
+                op.Reshape(
+                    op.Softmax(
+                        op.Where(
+                            mask,
+                            value,
+                            op.Reshape(
+                                op.MatMul(op.Reshape(q, flat), op.Reshape(k_t, flat_t)),
+                                op.Concat(
+                                    op.Constant(value=ir.tensor(np.array([2, -1]))),
+                                    op.Shape(q, start=2, end=3),
+                                    op.Shape(q, start=2, end=3),
+                                    axis=0,
+                                ),
+                            ),
+                        ),
+                        axis=-1,
+                    ),
+                    square,
+                ),
+                op.Reshape(v, flat),
+            ),
+        ),
+        NearMiss(
             "keys of another sequence",
             "cross attention: queries of axis S meet keys of axis T",
             {"k_t": Arg(("B", 2, 8, "T")), "v": Arg(("B", 2, "T", 8)), "mask": Arg(("B", 1, 1, "T"), "bool")},
@@ -266,29 +297,6 @@ def _same_leading(count: int, axes: list[Callable[[int], Any]], q: ir.Value) -> 
         for other, name in zip(others, ("K", "V"), strict=True):
             if not same_axis(size, other):
                 raise Refuse(f"axis {axis} of Q is {size}, of {name} {other}; wanted them equal", q)
-
-
-def _own_sequence(queries: Any, keys: Any, q: ir.Value) -> None:
-    """Refuses keys of a sequence that has another name than the queries' own."""
-    if not isinstance(queries, int) and not isinstance(keys, int) and not same_axis(queries, keys):
-        raise Refuse(f"cross attention: queries of axis {queries} meet keys of axis {keys}, wanted their own", q)
-
-
-def _term_axes(term: Bias | Fill, scores: tuple[Any, ...]) -> None:
-    """Refuses a mask that would broadcast the scores to more rows than they have.
-
-    An axis of ``None`` is (B * H); its size is known from the graph's own shapes only.
-    """
-    mask = term.value if isinstance(term, Bias) else term.condition
-    if mask.shape is None:
-        raise Refuse("mask has unknown shape, wanted one that broadcasts to the scores", mask)
-    if len(mask.shape) > len(scores):
-        raise Refuse(f"mask has rank {len(mask.shape)}, the scores {len(scores)}", mask)
-    offset = len(scores) - len(mask.shape)
-    for axis, size in enumerate(mask.shape):
-        wanted = scores[axis + offset]
-        if size != 1 and wanted is not None and not same_axis(size, wanted):
-            raise Refuse(f"mask axis {axis} is {size}, the scores have {wanted} there", mask)
 
 
 def _straight(op: Any, x: Operand) -> ir.Value:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,10 @@ import onnx_ir as ir
 from ..fusion import NEEDED_ELSEWHERE
 from ..guards import Refuse, axis_of, constant, fixed, of_type, positive, rank, same_axis, scalar
 
-__all__ = ["FILL_LIMIT", "Bias", "Fill", "Operand", "Scores", "operand", "read_scores", "read_weights"]
+__all__ = [
+    "FILL_LIMIT", "Bias", "Fill", "Operand", "Scores", "operand", "own_sequence", "read_scores",
+    "read_weights", "term_axes",
+]  # fmt: skip
 
 FILL_LIMIT = -1e6
 """A fill value above this could leave a masked key some weight, or be no lower than real scores.
@@ -71,12 +75,15 @@ class Scores:
         k_t: Keys, (B, H, d, T) or (N, d, T).
         factor: Of the product.
         terms: Biases and fills, the outermost first.
+        apart: Values of rank 4 on the way that were or become rank 3: batch and heads stand there as somebody
+            thinks they do.
     """
 
     q: ir.Value
     k_t: ir.Value
     factor: float
     terms: tuple[Bias | Fill, ...]
+    apart: tuple[ir.Value, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,19 +106,21 @@ class Operand:
         return axis_of(self.value, (0, 1, 3, 2)[axis] if self.swapped else axis)
 
 
-def read_weights(value: ir.Value) -> tuple[ir.Value, frozenset[ir.Value]]:
+def read_weights(value: ir.Value) -> tuple[ir.Value, frozenset[ir.Value], tuple[ir.Value, ...]]:
     """From the attention weights back to their softmax.
 
     Args:
         value: The weights as they meet V: behind a reshape, NaN guards, or zeros written over masked keys.
 
     Returns:
-        The softmax's input, and the conditions whose marked keys are zeroed afterwards.
+        The softmax's input, the conditions whose marked keys are zeroed afterwards, and the values of rank 4 that were
+        reshaped (:attr:`Scores.apart`).
 
     Raises:
         Refuse: There is none (without a reason), or what stands between is none of these.
     """
     zeroed: set[ir.Value] = set()
+    apart: list[ir.Value] = []
     inner: list[tuple[ir.Value, int]] = []
     users = 1
     for _ in range(_STEPS):
@@ -126,8 +135,9 @@ def read_weights(value: ir.Value) -> tuple[ir.Value, frozenset[ir.Value]]:
             if axis not in (-1, last):
                 raise Refuse(f"softmax runs over axis {axis}, wanted the last", value)
             _used_by_nothing_else(inner)
-            return _input(node, 0), frozenset(zeroed)
+            return _input(node, 0), frozenset(zeroed), tuple(apart)
         if node.op_type == "Reshape" and _heads_apart(_input(node, 0), value):
+            apart.append(value if rank(value) == 4 else _input(node, 0))
             value = _input(node, 0)
         elif node.op_type == "Where" and _is_nan_guard(node):
             users = 2  # the guard tests it and passes it on
@@ -143,17 +153,20 @@ def read_weights(value: ir.Value) -> tuple[ir.Value, frozenset[ir.Value]]:
     raise Refuse()
 
 
-def read_scores(value: ir.Value, zeroed: frozenset[ir.Value] = frozenset()) -> Scores:
+def read_scores(
+    value: ir.Value, zeroed: frozenset[ir.Value] = frozenset(), reshaped: tuple[ir.Value, ...] = ()
+) -> Scores:
     """From a softmax's input back to the product.
 
     Args:
         value: The softmax's input.
         zeroed: Conditions whose marked keys are zeroed after the softmax.
+        reshaped: Values of rank 4 that were reshaped after it.
 
     Raises:
         Refuse: It is no product with masks and biases, or an inner value is needed elsewhere.
     """
-    factor, terms = 1.0, []
+    factor, terms, apart = 1.0, [], [*reshaped]
     inner: list[tuple[ir.Value, int]] = []
     for _ in range(_STEPS):
         node = value.producer()
@@ -168,7 +181,7 @@ def read_scores(value: ir.Value, zeroed: frozenset[ir.Value] = frozenset()) -> S
             if any(fill not in {term.condition for term in terms if isinstance(term, Fill)} for fill in zeroed):
                 raise Refuse("weights are zeroed by a condition that does not mask the scores", value)
             _used_by_nothing_else(inner)
-            return Scores(q, k_t, factor, tuple(terms))
+            return Scores(q, k_t, factor, tuple(terms), tuple(apart))
         if depth not in (3, 4):
             raise Refuse(f"scores have rank {depth}, wanted 3 or 4", value)
         if node.op_type in ("Mul", "Div"):
@@ -185,6 +198,7 @@ def read_scores(value: ir.Value, zeroed: frozenset[ir.Value] = frozenset()) -> S
             terms.append(fill)
             value = _input(node, 2 if fill.masked else 1)
         elif node.op_type == "Reshape" and _heads_apart(_input(node, 0), value):
+            apart.append(value if depth == 4 else _input(node, 0))
             value = _input(node, 0)
         else:
             raise Refuse(f"{node.op_type} stands between the softmax and the product of queries and keys", value)
@@ -212,6 +226,29 @@ def operand(value: ir.Value) -> Operand | None:
         else:
             return None
     return None
+
+
+def own_sequence(queries: Any, keys: Any, q: ir.Value) -> None:
+    """Refuses keys of a sequence that has another name than the queries' own."""
+    if not isinstance(queries, int) and not isinstance(keys, int) and not same_axis(queries, keys):
+        raise Refuse(f"cross attention: queries of axis {queries} meet keys of axis {keys}, wanted their own", q)
+
+
+def term_axes(term: Bias | Fill, scores: tuple[Any, ...]) -> None:
+    """Refuses a mask that would broadcast the scores to more rows than they have.
+
+    An axis of ``None`` is (B * H); its size is known from the graph's own shapes only.
+    """
+    mask = term.value if isinstance(term, Bias) else term.condition
+    if mask.shape is None:
+        raise Refuse("mask has unknown shape, wanted one that broadcasts to the scores", mask)
+    if len(mask.shape) > len(scores):
+        raise Refuse(f"mask has rank {len(mask.shape)}, the scores {len(scores)}", mask)
+    offset = len(scores) - len(mask.shape)
+    for axis, size in enumerate(mask.shape):
+        wanted = scores[axis + offset]
+        if size != 1 and wanted is not None and not same_axis(size, wanted):
+            raise Refuse(f"mask axis {axis} is {size}, the scores have {wanted} there", mask)
 
 
 def _fill(node: ir.Node, factor: float, depth: int, zeroed: frozenset[ir.Value]) -> Fill:

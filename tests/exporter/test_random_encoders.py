@@ -10,7 +10,6 @@ import os
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
