@@ -12,6 +12,7 @@ from onnxscript.rewriter.rules.common import no_op_transpose_rule, transpose_tra
 
 from .guards import fixed
 from .no_ops import drop_no_ops
+from .quiet import quiet
 
 __all__ = ["merge_transposes", "tidy"]
 
@@ -47,13 +48,14 @@ def tidy(model: ir.Model) -> None:
 
 
 def _fold_constants(model: ir.Model) -> None:
-    onnxscript.optimizer.fold_constants(
-        model,
-        onnx_shape_inference=False,
-        input_size_limit=_SMALL,
-        output_size_limit=_SMALL,
-        should_fold=_fold,
-    )
+    with quiet():
+        onnxscript.optimizer.fold_constants(
+            model,
+            onnx_shape_inference=False,
+            input_size_limit=_SMALL,
+            output_size_limit=_SMALL,
+            should_fold=_fold,
+        )
 
 
 def _fold_norms(model: ir.Model) -> bool:
