@@ -80,25 +80,27 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
         q: The queries, (B, S, H * d) or (B, H, S, d).
         k: The keys, likewise.
         spread: Rank 4 with the query and key axes in full, as the fused kernels want it.
-        clamp: Raise float masks to :func:`..guards.absorbing` at least, even where they are finite, unless
-            the graph shows that they are no lower.
+        clamp: Keep float masks off the lowest float, even where they are finite, unless the graph shows that they
+            are no lower than -1e38.
 
     Returns:
         (B or 1, H or 1, S or 1, T or 1), or with ``spread`` (B or 1, H or 1, S, T).
     """
     kind = (q.dtype or ir.DataType.FLOAT).numpy()
     lowest = absorbing(np.dtype(kind))
+    # Below every value that fills: those keep their order, for rows in which no key is attended.
+    bottom = np.array(max(-1e38, float(np.finfo(kind).min) / 4), kind)
     bias = mask
     if mask.dtype == ir.DataType.BOOL:
         zero = op.Constant(value=ir.tensor(np.array(0, kind)))
         bias = op.Where(mask, zero, op.Constant(value=ir.tensor(lowest)))
     elif may_be_minus_inf(mask):
         # A key at -inf stays below one at the lowest float, which a row of such keys would still attend to.
-        never = op.Constant(value=ir.tensor(lowest * 2))
-        finite = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
+        never = op.Constant(value=ir.tensor(bottom * np.asarray(2, kind)))
+        finite = op.Max(mask, op.Constant(value=ir.tensor(bottom)))
         bias = op.Where(op.IsInf(mask, detect_positive=0), never, finite)
-    elif clamp and not _interval(mask, {}, _DEPTH)[0] >= float(lowest * 2):
-        bias = op.Max(mask, op.Constant(value=ir.tensor(lowest)))
+    elif clamp and not _interval(mask, {}, _DEPTH)[0] >= float(bottom):
+        bias = op.Max(mask, op.Constant(value=ir.tensor(bottom)))
     missing = 4 - (rank(mask) or 4)
     if missing and spread:
         bias = op.Unsqueeze(bias, op.Constant(value=ir.tensor(np.arange(missing, dtype=np.int64))))

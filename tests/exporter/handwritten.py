@@ -29,6 +29,30 @@ def _softmax(scores: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores, -1) @ v
 
 
+def _distances(q: Tensor) -> Tensor:
+    """(1, 1, S, S): how far apart two positions are."""
+    places = torch.arange(q.shape[2])
+    return (places[:, None] - places[None, :]).abs()[None, None]
+
+
+def _window(q: Tensor) -> Tensor:
+    return (_distances(q) > 3) * LOWEST
+
+
+def _merged(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    """Batch and heads in one axis, apart again for the mask, as bmm wants them."""
+    batch, heads, length, _ = q.shape
+    q, k, v = (x.reshape(batch * heads, length, -1) for x in (q, k, v))
+    scores = torch.bmm(q, k.transpose(1, 2) / ROOT).view(batch, heads, length, length) + _additive(m, LOWEST)
+    weights = torch.softmax(scores, -1).view(batch * heads, length, length)
+    return torch.bmm(weights, v).view(batch, heads, length, -1)
+
+
+def _einsum(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / ROOT
+    return torch.einsum("bhqk,bhkd->bhqd", torch.softmax(scores.masked_fill(~_bool(m), -1e9), -1), v)
+
+
 # (B, H, S, d) queries, keys, values and the mask (B, S), 1 = attend -> (B, H, S, d).
 ATTENTION: dict[str, Attend] = {
     "scores_divided": lambda q, k, v, m: _softmax((q @ k.mT / ROOT).masked_fill(~_bool(m), -1e9), v),
@@ -50,6 +74,12 @@ ATTENTION: dict[str, Attend] = {
     "sdpa_expanded": lambda q, k, v, m: F.scaled_dot_product_attention(
         q, k, v, _bool(m).expand(-1, -1, q.shape[2], -1)
     ),
+    "mask_before_scale": lambda q, k, v, m: _softmax((q @ k.mT + _additive(m, LOWEST)) / ROOT, v),
+    "window_and_mask": lambda q, k, v, m: _softmax((q @ k.mT / ROOT + _window(q)).masked_fill(~_bool(m), -1e9), v),
+    "position_bias": lambda q, k, v, m: _softmax(q @ k.mT / ROOT - _distances(q) * 0.3 + _additive(m, LOWEST), v),
+    "mask_subtracted": lambda q, k, v, m: _softmax(q @ k.mT / ROOT - (1.0 - m[:, None, None].float()) * 1e9, v),
+    "merged": _merged,
+    "einsum": _einsum,
     "softmax_in_float": lambda q, k, v, m: F.softmax(q @ k.mT / ROOT + _additive(m, -1e9), -1, dtype=torch.float32) @ v,
 }  # fmt: skip
 
