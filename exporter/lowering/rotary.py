@@ -71,10 +71,17 @@ class _Rotary(Fusion):
     variants = (
         *({"picks": picks, "interleaved": i} for picks in (True, False) for i in (0, 1)),
         *({"picks": picks, "interleaved": i, "part": 4} for picks in (True, False) for i in (0, 1)),
+        {"picks": False, "flat": True},
+        {"picks": False, "flat": True, "part": 4},
+        {"picks": False, "batch": 1},
     )
 
-    def __init__(self, picks: bool = False, interleaved: int = 0, part: int = 0) -> None:
+    def __init__(
+        self, picks: bool = False, interleaved: int = 0, part: int = 0, flat: bool = False, batch: int | str = "B"
+    ) -> None:
         super().__init__()
+        self._flat = flat
+        self._batch = batch
         self._picks = picks
         self._interleaved = interleaved
         self._part = part
@@ -88,8 +95,9 @@ class _Rotary(Fusion):
         return op.RotaryEmbedding(x, cos, sin, *([positions] if self._picks else []), _outputs=["y"])
 
     def open_attributes(self) -> dict[str, dict[str, Any]]:
-        part = {"rotary_embedding_dim": self._part, "num_heads": 2} if self._part else {}
-        return {"RotaryEmbedding": {"interleaved": self._interleaved, **part}}
+        part = {"rotary_embedding_dim": self._part} if self._part else {}
+        heads = {"num_heads": 2} if self._part or self._flat else {}
+        return {"RotaryEmbedding": {"interleaved": self._interleaved, **part, **heads}}
 
     def check(self, op: Any, x: ir.Value, y: ir.Value, **_: Any) -> None:
         if self._picks != (_positions(producer(y)) is not None):
@@ -99,9 +107,10 @@ class _Rotary(Fusion):
 
     def example(self) -> Example:
         half = (self._part or 8) // 2
-        rows = (40, half) if self._picks else ("B", "S", half)
+        rows = (40, half) if self._picks else (self._batch, "S", half)
         counted = Derived(lambda op, given: _counted(op, given["x"]))
-        return {"x": Arg(("B", 2, "S", 8)), "cos": Arg(rows), "sin": Arg(rows), "positions": counted}
+        x = ("B", "S", 16) if self._flat else ("B", 2, "S", 8)
+        return {"x": Arg(x), "cos": Arg(rows), "sin": Arg(rows), "positions": counted}
 
     near_misses = (
         NearMiss(
@@ -166,8 +175,6 @@ class ContribRotary(_Rotary):
         attributes: dict[str, Any] = {"interleaved": int(interleaved)}
         if part != whole:
             attributes |= {"rotary_embedding_dim": part, "num_heads": heads}
-        elif rank(x) == 3:
-            attributes |= {"num_heads": heads}
         return op.RotaryEmbedding(x, positions, *tables, _domain=CONTRIB, **attributes)
 
 
