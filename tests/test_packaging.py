@@ -77,8 +77,8 @@ def test_exactly_one_onnxruntime_per_machine(platform: str, machine: str, wanted
 
 
 def test_the_core_needs_nothing_of_the_exporter():
-    assert not needed() & {"torch", "onnx", "onnx-ir", "onnxscript", "transformers"}
-    assert needed("export") - needed() == {"torch", "onnx", "onnx-ir", "onnxscript"}
+    assert not needed() & {"torch", "onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "transformers"}
+    assert needed("export") - needed() == {"torch", "onnx", "onnx-ir", "onnxscript", "onnx-shape-inference"}
     assert needed("hf") - needed() == {"transformers"}
 
 
