@@ -104,6 +104,7 @@ def optimize(
     for _ in range(_ROUNDS):
         if not _tidied(model):
             break
+        restore_metadata(model)  # what the last round moved to the model
         lower_model(model, profile, report, opset=opset)
     _settle_names(model)
     ends.restore(model)

@@ -160,7 +160,7 @@ def _picked(user: ir.Node, sizes: list[Any]) -> list[Any] | Any | None:
         return None
     arrays = [operand.numpy() for operand in operands if operand is not None]
     if user.op_type == "Gather" and user.attributes.get_int("axis", 0) == 0:
-        if not all(-len(sizes) <= i < len(sizes) for i in arrays[0].reshape(-1)):
+        if arrays[0].ndim > 1 or not all(-len(sizes) <= i < len(sizes) for i in arrays[0].reshape(-1)):
             return None
         return sizes[int(arrays[0])] if arrays[0].ndim == 0 else [sizes[int(i)] for i in arrays[0].reshape(-1)]
     if user.op_type == "Slice" and all(array.size == 1 for array in arrays):

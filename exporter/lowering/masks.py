@@ -99,7 +99,7 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
         never = op.Constant(value=ir.tensor(bottom * np.asarray(2, kind)))
         finite = op.Max(mask, op.Constant(value=ir.tensor(bottom)))
         bias = op.Where(op.IsInf(mask, detect_positive=0), never, finite)
-    elif clamp and not _interval(mask, {}, _DEPTH)[0] >= float(bottom):
+    elif clamp and not _interval(mask, {}, _DEPTH)[0] >= 2 * float(bottom):
         bias = op.Max(mask, op.Constant(value=ir.tensor(bottom)))
     missing = 4 - (rank(mask) or 4)
     if missing and spread:

@@ -20,6 +20,9 @@ from ..fusion import Arg, Derived, Example, Fusion, NearMiss
 from ..guards import Refuse, absorbing, axis_of, rank, same_axis, static, transpose
 from .scores import Bias, Fill, Operand, Scores, operand, own_sequence, read_scores, read_weights, term_axes
 
+BIASED_LIMIT = -1e9
+"""A fill keeps the graph's own value beside a bias; above this it would not absorb the scores."""
+
 _STEPS = (
     ("div", "fill"), ("div", "add"), ("div", "keep"), ("div",),
     ("mul", "fill"), ("mul", "add"), ("mul", "keep"), ("mul",),
@@ -271,7 +274,11 @@ def _table(op: Any) -> Any:
 
 
 def _read(weights: ir.Value) -> Scores:
-    return read_scores(*read_weights(weights))
+    scores = read_scores(*read_weights(weights))
+    values = [term.value for term in scores.terms if isinstance(term, Fill)]
+    if len(values) < len(scores.terms) and any(value > BIASED_LIMIT for value in values):
+        raise Refuse(f"mask value is {max(values):g} beside a bias, wanted at most {BIASED_LIMIT:g}", scores.q)
+    return scores
 
 
 def _apart(scores: Scores, v: ir.Value) -> tuple[Operand, Operand, Operand] | None:
@@ -328,7 +335,7 @@ def _mask(op: Any, scores: Scores, q: ir.Value, flat: bool) -> ir.Value:
         return op.Constant(value=ir.tensor(np.array(value, kind.numpy())))
 
     mask: ir.Value | None = None
-    for index, term in reversed([*enumerate(scores.terms)]):
+    for term in reversed(scores.terms):
         if isinstance(term, Bias):
             bias = term.value if term.factor == 1 else _times(op, term.value, term.factor)
             bias = _aligned(op, bias, term.rank, q, flat)
@@ -336,8 +343,8 @@ def _mask(op: Any, scores: Scores, q: ir.Value, flat: bool) -> ir.Value:
             continue
         condition = _aligned(op, term.condition, term.rank, q, flat)
         filled = term.value
-        # What is added to filled scores still counts beside the value of the graph, and would not beside -1e30.
-        if filled > -math.inf and not any(isinstance(outer, Bias) for outer in scores.terms[:index]):
+        # What is added to scores still counts beside the value of the graph, and would not beside -1e30.
+        if filled > -math.inf and len(fills) == len(scores.terms):
             filled = lowest * (1 + ladder.index(filled))
         below = mask if mask is not None else number(0)
         made = op.Where(condition, number(filled), below) if term.masked else op.Where(condition, below, number(filled))

@@ -178,7 +178,8 @@ def _scaled(value: ir.Value | None, x: ir.Value) -> tuple[ir.Value, float, list[
             return None
         sign, between = -1.0, [value, base]
     factor = scalar(number, "factor", x) * sign
-    assert number is not None
+    if number is None or factor == 0:
+        return None
     return number, factor if node.op_type == "Mul" else 1 / factor, between
 
 

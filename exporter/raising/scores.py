@@ -178,8 +178,13 @@ def read_scores(
             q, k_t = _input(node, 0), _input(node, 1)
             if fixed(q) is not None or fixed(k_t) is not None:
                 raise Refuse("scores are a product with a constant, wanted one of queries and keys", value)
-            if any(fill not in {term.condition for term in terms if isinstance(term, Fill)} for fill in zeroed):
+            if any(
+                fill not in {term.condition for term in terms if isinstance(term, Fill) and term.masked}
+                for fill in zeroed
+            ):
                 raise Refuse("weights are zeroed by a condition that does not mask the scores", value)
+            if zeroed and len(terms) > 1:
+                raise Refuse("weights are zeroed by one of several masks, whose keys would still share the rest", value)
             _used_by_nothing_else(inner)
             return Scores(q, k_t, factor, tuple(terms), tuple(apart))
         if depth not in (3, 4):
@@ -281,16 +286,21 @@ def _spine(node: ir.Node) -> int:
     return found[0]
 
 
-def _leads_to_product(value: ir.Value | None, steps: int) -> bool:
+def _leads_to_product(value: ir.Value | None, steps: int, seen: set[ir.Value] | None = None) -> bool:
+    seen = set() if seen is None else seen
+    if value in seen:
+        return False  # looked into already
+    if value is not None:
+        seen.add(value)
     node = value.producer() if value is not None else None
     if value is None or node is None or node.domain or steps == 0 or fixed(value) is not None:
         return False
     if node.op_type == "MatMul":
         return all(fixed(each) is None for each in node.inputs)
     if node.op_type in ("Mul", "Div", "Add", "Sub", "Where"):
-        return any(_leads_to_product(each, steps - 1) for each in node.inputs)
+        return any(_leads_to_product(each, steps - 1, seen) for each in node.inputs)
     if node.op_type == "Reshape":
-        return _heads_apart(_input(node, 0), value) and _leads_to_product(node.inputs[0], steps - 1)
+        return _heads_apart(_input(node, 0), value) and _leads_to_product(node.inputs[0], steps - 1, seen)
     return False
 
 
