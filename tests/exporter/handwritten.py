@@ -75,7 +75,7 @@ ATTENTION: dict[str, Attend] = {
         q, k, v, _bool(m).expand(-1, -1, q.shape[2], -1)
     ),
     "mask_before_scale": lambda q, k, v, m: _softmax((q @ k.mT + _additive(m, LOWEST)) / ROOT, v),
-    "window_and_mask": lambda q, k, v, m: _softmax((q @ k.mT / ROOT + _window(q)).masked_fill(~_bool(m), -1e9), v),
+    "window_and_mask": lambda q, k, v, m: _softmax((q @ k.mT / ROOT + _window(q)).masked_fill(~_bool(m), LOWEST), v),
     "position_bias": lambda q, k, v, m: _softmax(q @ k.mT / ROOT - _distances(q) * 0.3 + _additive(m, LOWEST), v),
     "mask_subtracted": lambda q, k, v, m: _softmax(q @ k.mT / ROOT - (1.0 - m[:, None, None].float()) * 1e9, v),
     "merged": _merged,
