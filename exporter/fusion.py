@@ -128,6 +128,7 @@ class Fusion(ops.RewriteRuleClassBase):
         marks: Whether the last node's metadata says so, because its operator does not.
         result: ``(domain, op_type)`` of the node that the rule is there to make.
         example_opset: ai.onnx opset of the example graph.
+        one_pattern: The first variant's pattern holds every variant: they differ in what ``check`` reads behind it.
         keeps_inner: The replacement leaves inner values that are needed elsewhere in the graph (they are
             cheap and shared); otherwise such a match is refused.
     """
@@ -140,6 +141,7 @@ class Fusion(ops.RewriteRuleClassBase):
     marks: ClassVar[bool] = False
     result: ClassVar[tuple[str, str]]
     example_opset: ClassVar[int] = 23
+    one_pattern: ClassVar[bool] = False
     keeps_inner: ClassVar[bool] = False
 
     flipped: frozenset[int] = frozenset()
@@ -152,6 +154,8 @@ class Fusion(ops.RewriteRuleClassBase):
     def orders(cls, options: Mapping[str, Any]) -> list[Fusion]:
         """One rule per operand order of a variant; none where an earlier variant's pattern holds this one too."""
         rules: list[Fusion] = []
+        if cls.one_pattern and options != cls.variants[0]:
+            return rules
         for bits in range(1 << cls.places):
             rule = cls(**options)
             rule.flipped = frozenset(place for place in range(cls.places) if bits >> place & 1)

@@ -57,6 +57,7 @@ class AttentionPieces(Fusion):
     meaning = "attention"
     result = ("", "Attention")
     tolerance = 2e-6
+    one_pattern = True
     variants = (
         *({"steps": steps} for steps in _STEPS),
         *({"steps": steps, "after": "guarded"} for steps in (("div", "fill"), ("mul", "add"), ())),
@@ -71,11 +72,6 @@ class AttentionPieces(Fusion):
         self._after = after
         self._form = form
         self._filled = bool({"fill", "keep"} & {*steps})
-
-    @classmethod
-    def orders(cls, options: Any) -> list[Fusion]:
-        """One pattern holds every variant: they differ in what :mod:`.scores` reads."""
-        return [cls(**options)] if options == cls.variants[0] else []
 
     def pattern(self, op: Any, weights: Any, v: Any) -> Any:
         return op.MatMul(weights, v, _outputs=["y"])

@@ -8,39 +8,38 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import Arg, Example, Fusion, NearMiss
-from ..guards import Refuse, constant, fixed, producer, rank, same_axis, static, transpose, weight
+from ..guards import Refuse, axis_of, constant, fixed, producer, rank, same_axis, static, transpose, weight
 
 Letters = tuple[str, str, str]
 
 
-class EinsumProduct(Fusion):
+class _Einsum(Fusion):
+    result = ("", "MatMul")
+    tolerance = 4e-6
+    one_pattern = True
+
+    def __init__(self, equation: str = "") -> None:
+        super().__init__()
+        self._equation: str = equation or self.variants[0]["equation"]
+
+    def open_attributes(self) -> dict[str, dict[str, Any]]:
+        return {"Einsum": {"equation": self._equation}}
+
+
+class EinsumProduct(_Einsum):
     """``Einsum("bqhd,bkhd->bhqk", x, y)`` -> ``MatMul(Transpose(x), Transpose(y))``.
 
     For any order of the axes, with one letter summed over, one that only x has, one that only y has, and the
     others shared by both.
     """
 
-    result = ("", "MatMul")
-    tolerance = 4e-6
     variants = tuple(
         {"equation": equation}
         for equation in ("bqhd,bkhd->bhqk", "bhqd,bhkd->bhqk", "bhqk,bkhd->bqhd", "bhqk,bhkd->bhqd", "bqhd,bkhd->bqhk")
     )
 
-    def __init__(self, equation: str = "bqhd,bkhd->bhqk") -> None:
-        super().__init__()
-        self._equation = equation
-
-    @classmethod
-    def orders(cls, options: Any) -> list[Fusion]:
-        """One pattern takes every equation."""
-        return [cls(**options)] if options == cls.variants[0] else []
-
     def pattern(self, op: Any, x: Any, y: Any) -> Any:
         return op.Einsum(x, y, _outputs=["z"])
-
-    def open_attributes(self) -> dict[str, dict[str, Any]]:
-        return {"Einsum": {"equation": self._equation}}
 
     def check(self, op: Any, x: ir.Value, y: ir.Value, z: ir.Value) -> None:
         left, right, out = _letters(z)
@@ -56,8 +55,8 @@ class EinsumProduct(Fusion):
                 x,
             )
         for c in left:
-            if c in right and not same_axis(_axis(x, left.index(c)), _axis(y, right.index(c))):
-                raise Refuse(f'axis "{c}" is {_axis(x, left.index(c))} and {_axis(y, right.index(c))}', x)
+            if c in right and not same_axis(axis_of(x, left.index(c)), axis_of(y, right.index(c))):
+                raise Refuse(f'axis "{c}" is {axis_of(x, left.index(c))} and {axis_of(y, right.index(c))}', x)
 
     def rewrite(self, op: Any, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         left, right, out = _letters(z)
@@ -93,30 +92,16 @@ class EinsumProduct(Fusion):
     )
 
 
-class EinsumLinear(Fusion):
+class EinsumLinear(_Einsum):
     """``Einsum("bsd,dhk->bshk", x, W)`` -> ``Reshape(MatMul(x, W as a matrix))``; ``"bshk,hkd->bsd"`` likewise.
 
     W is a constant; the letters summed over come last in x and first in W, in the same order.
     """
 
-    result = ("", "MatMul")
-    tolerance = 4e-6
     variants = tuple({"equation": equation} for equation in ("bsd,dhk->bshk", "bshk,hkd->bsd", "bsd,df->bsf"))
-
-    def __init__(self, equation: str = "bsd,dhk->bshk") -> None:
-        super().__init__()
-        self._equation = equation
-
-    @classmethod
-    def orders(cls, options: Any) -> list[Fusion]:
-        """One pattern takes every equation."""
-        return [cls(**options)] if options == cls.variants[0] else []
 
     def pattern(self, op: Any, x: Any, w: Any) -> Any:
         return op.Einsum(x, w, _outputs=["z"])
-
-    def open_attributes(self) -> dict[str, dict[str, Any]]:
-        return {"Einsum": {"equation": self._equation}}
 
     def check(self, op: Any, x: ir.Value, w: ir.Value, z: ir.Value) -> None:
         left, right, out = _letters(z)
@@ -194,10 +179,6 @@ def _linear(left: str, right: str, out: str) -> Letters:
 
 def _ordered(op: Any, x: ir.Value, letters: str, wanted: list[str]) -> ir.Value:
     return x if list(letters) == wanted else transpose(op, x, [letters.index(c) for c in wanted])
-
-
-def _axis(x: ir.Value, axis: int) -> Any:
-    return x.shape[axis] if x.shape is not None else None
 
 
 def _shape(op: Any, sizes: list[int]) -> ir.Value:

@@ -148,12 +148,8 @@ class RotarySum(_Rotary):
     The tables are as wide as a head, and each angle must be shown to stand there twice.
     """
 
+    one_pattern = True
     variants = tuple(each for each in _VARIANTS if each["layout"] == "bhsd" or not each["interleaved"])
-
-    @classmethod
-    def orders(cls, options: Any) -> list[Fusion]:
-        """One pattern: the variants differ in what is read behind it."""
-        return [cls(**options)] if options == cls.variants[0] else []
 
     def pattern(self, op: Any, left: Any, right: Any) -> Any:
         return op.Add(left, right, _outputs=["y"])
