@@ -125,6 +125,11 @@ def transpose(op: Any, x: ir.Value, perm: Sequence[int]) -> ir.Value:
     return y
 
 
+def ints(op: Any, *values: int) -> ir.Value:
+    """An int64 vector as a constant: a shape, axes, a place to cut."""
+    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+
+
 def weight(op: Any, beside: ir.Value, name: str, content: str, make: Callable[[], ir.TensorProtocol]) -> ir.Value:
     """An initializer of our own making: the one that is there already for the same content, else a new one.
 

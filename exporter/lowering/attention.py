@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import MEANING, Arg, Example, Fusion, NearMiss
-from ..guards import Refuse, attributes_of, constant, of_type, rank, static, weight
+from ..guards import Refuse, attributes_of, constant, ints, of_type, rank, static, weight
 from ..raising.attention_form import plain
 from .masks import as_bias, zero_dead_rows
 
@@ -53,19 +53,15 @@ def _scale(node: ir.Node) -> dict[str, float]:
     return {"scale": node.attributes.get_float("scale", 0.0)} if "scale" in node.attributes else {}
 
 
-def _shape_constant(op: Any, *sizes: int) -> ir.Value:
-    return op.Constant(value=ir.tensor(np.array(sizes, np.int64)))
-
-
 def _merged(op: Any, x: ir.Value, name: str) -> ir.Value:
     """(B, H, S, d) -> (B, S, H * d)."""
     width = static(x, 1, name) * static(x, 3, name)
-    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, width))
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), ints(op, 0, 0, width))
 
 
 def _split(op: Any, x: ir.Value, heads: int) -> ir.Value:
     """(B, S, H * d) -> (B, H, S, d)."""
-    return op.Transpose(op.Reshape(x, _shape_constant(op, 0, 0, heads, -1)), perm=[0, 2, 1, 3])
+    return op.Transpose(op.Reshape(x, ints(op, 0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
 
 class _Lowering(Fusion):
@@ -160,7 +156,7 @@ class AttentionPrimitives(_Lowering):
         scale = node.attributes.get_float("scale", size**-0.5)
         if not self._many:
             q4, v4 = _split(op, q, heads), _split(op, v, heads)
-            k_t = op.Transpose(op.Reshape(k, _shape_constant(op, 0, 0, heads, -1)), perm=[0, 2, 3, 1])
+            k_t = op.Transpose(op.Reshape(k, ints(op, 0, 0, heads, -1)), perm=[0, 2, 3, 1])
         else:
             q4, k_t, v4 = q, op.Transpose(k, perm=[0, 1, 3, 2]), v
         kind = (q.dtype or ir.DataType.FLOAT).numpy()
@@ -174,7 +170,7 @@ class AttentionPrimitives(_Lowering):
             context = zero_dead_rows(op, context, mask, q)
         if self._many:
             return context
-        return op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), _shape_constant(op, 0, 0, static(v, -1, "V")))
+        return op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), ints(op, 0, 0, static(v, -1, "V")))
 
 
 class AttentionMask(_Lowering):

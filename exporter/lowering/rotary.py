@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import Arg, Derived, Example, Fusion, NearMiss
-from ..guards import Refuse, attributes_of, axis_of, of_type, producer, rank, same_axis, static
+from ..guards import Refuse, attributes_of, axis_of, ints, of_type, producer, rank, same_axis, static
 
 CONTRIB = "com.microsoft"
 
@@ -44,10 +44,6 @@ def _form(y: ir.Value) -> tuple[ir.Value, int, int, bool]:
 def _positions(node: ir.Node) -> ir.Value | None:
     """The rows of the tables that a node picks, where it does."""
     return node.inputs[3] if len(node.inputs) > 3 else None
-
-
-def _ints(op: Any, *values: int) -> ir.Value:
-    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
 
 
 def _single(table: ir.Value) -> ir.Value | None:
@@ -130,7 +126,7 @@ def _counted(op: Any, x: Any) -> Any:
 
     batch, sequence = (op.Squeeze(op.Shape(x, start=i, end=i + 1)) for i in (0, 2))
     rows, columns = (op.Range(number(0), size, number(1)) for size in (batch, sequence))
-    return op.Add(op.Unsqueeze(rows, _ints(op, 1)), columns)
+    return op.Add(op.Unsqueeze(rows, ints(op, 1)), columns)
 
 
 class ContribRotary(_Rotary):
@@ -164,12 +160,12 @@ class ContribRotary(_Rotary):
         positions, tables = _positions(producer(y)), [cos, sin]
         singles = [_single(table) for table in tables]
         if positions is None and singles[0] is not None and singles[1] is not None:
-            tables = [op.Squeeze(each, _ints(op, 0)) for each in singles]
-            positions = _ints(op, 0)
+            tables = [op.Squeeze(each, ints(op, 0)) for each in singles]
+            positions = ints(op, 0)
         elif positions is None:
-            tables = [op.Reshape(each, _ints(op, -1, part // 2)) for each in tables]
+            tables = [op.Reshape(each, ints(op, -1, part // 2)) for each in tables]
             rows = op.Shape(cos, start=0, end=2)
-            count = op.Squeeze(op.ReduceProd(rows, keepdims=1), _ints(op, 0))
+            count = op.Squeeze(op.ReduceProd(rows, keepdims=1), ints(op, 0))
             zero, one = (op.Constant(value=ir.tensor(np.array(i, np.int64))) for i in (0, 1))
             positions = op.Reshape(op.Range(zero, count, one), rows)
         attributes: dict[str, Any] = {"interleaved": int(interleaved)}
@@ -189,21 +185,21 @@ class RotaryPrimitives(_Rotary):
         x, heads, part, interleaved = _form(y)
         flat, positions = rank(x) == 3, _positions(producer(y))
         rows = [op.Gather(each, positions) if positions is not None else _single(each) or each for each in (cos, sin)]
-        tables = [op.Unsqueeze(each, _ints(op, 2 if flat else 1)) for each in rows]
-        many = op.Reshape(x, _ints(op, 0, 0, heads, -1)) if flat else x
+        tables = [op.Unsqueeze(each, ints(op, 2 if flat else 1)) for each in rows]
+        many = op.Reshape(x, ints(op, 0, 0, heads, -1)) if flat else x
         width = static(x, -1, "input") // (heads if flat else 1)
         step = (0, part, 2), (1, part, 2)
         if not interleaved:
             step = (0, part // 2, 1), (part // 2, part, 1)
-        first, second = (op.Slice(many, _ints(op, a), _ints(op, b), _ints(op, -1), _ints(op, c)) for a, b, c in step)
+        first, second = (op.Slice(many, ints(op, a), ints(op, b), ints(op, -1), ints(op, c)) for a, b, c in step)
         real = op.Sub(op.Mul(first, tables[0]), op.Mul(second, tables[1]))
         imag = op.Add(op.Mul(second, tables[0]), op.Mul(first, tables[1]))
         parts = [real, imag]
         if interleaved:
-            pair = [op.Unsqueeze(each, _ints(op, -1)) for each in parts]
-            parts = [op.Reshape(op.Concat(*pair, axis=-1), _ints(op, 0, 0, 0, part))]
+            pair = [op.Unsqueeze(each, ints(op, -1)) for each in parts]
+            parts = [op.Reshape(op.Concat(*pair, axis=-1), ints(op, 0, 0, 0, part))]
         if part < width:
-            parts.append(op.Slice(many, _ints(op, part), _ints(op, width), _ints(op, -1)))
+            parts.append(op.Slice(many, ints(op, part), ints(op, width), ints(op, -1)))
         # The last node carries the meaning.
         out = op.Concat(*parts, axis=-1) if len(parts) > 1 else parts[0]
         return op.Reshape(out, op.Shape(x)) if flat else out
@@ -227,7 +223,7 @@ class RotaryTables(Fusion):
             raise Refuse()
 
     def rewrite(self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value) -> ir.Value:
-        target = op.Concat(op.Shape(x, start=0, end=1), _ints(op, 1), _ints(op, 1), axis=0)
+        target = op.Concat(op.Shape(x, start=0, end=1), ints(op, 1), ints(op, 1), axis=0)
         tables = []
         for table in (cos, sin):
             wide = op.Expand(table, target)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import Arg, Example, Fusion, NearMiss
-from ..guards import Refuse, axis_of, constant, fixed, producer, rank, same_axis, static, transpose, weight
+from ..guards import Refuse, axis_of, constant, fixed, ints, producer, rank, same_axis, static, transpose, weight
 
 Letters = tuple[str, str, str]
 
@@ -123,7 +123,7 @@ class EinsumLinear(_Einsum):
             flat = array.reshape(int(np.prod(array.shape[: len(summed)])), -1)
             matrix = weight(op, x, f"{w.name}_matrix", f"matrix {w.name} {flat.shape}", lambda: ir.tensor(flat))
         if len(summed) > 1:
-            y = op.Reshape(y, _shape(op, [0] * len(rows) + [-1]))
+            y = op.Reshape(y, ints(op, *[0] * len(rows), -1))
             y.dtype = x.dtype
             y.shape = ir.Shape([*list(x.shape or ())[: len(rows)], matrix.shape[0]]) if matrix.shape else None
         product = op.MatMul(y, matrix)
@@ -132,7 +132,7 @@ class EinsumLinear(_Einsum):
         product.dtype = x.dtype
         if y.shape is not None and matrix.shape is not None:
             product.shape = ir.Shape([*list(y.shape)[:-1], matrix.shape[1]])
-        return op.Reshape(product, _shape(op, [0] * len(rows) + list(array.shape[len(summed) :])))
+        return op.Reshape(product, ints(op, *[0] * len(rows), *array.shape[len(summed) :]))
 
     def example(self) -> Example:
         sizes: dict[str, int] = {"h": 2, "k": 8, "d": 16, "f": 24}
@@ -179,7 +179,3 @@ def _linear(left: str, right: str, out: str) -> Letters:
 
 def _ordered(op: Any, x: ir.Value, letters: str, wanted: list[str]) -> ir.Value:
     return x if list(letters) == wanted else transpose(op, x, [letters.index(c) for c in wanted])
-
-
-def _shape(op: Any, sizes: list[int]) -> ir.Value:
-    return op.Constant(value=ir.tensor(np.array(sizes, np.int64)))
