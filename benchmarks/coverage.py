@@ -10,10 +10,8 @@ import dataclasses
 import json
 import math
 import subprocess
-import sys
 import tempfile
 import time
-import venv
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -24,11 +22,12 @@ import click
 import numpy as np
 import torch
 from judging import CAPTURE, LIMIT, Judge, Judged, distance, file_name, kept_cases
+from peers.environments import ensure
 from rounds import run, write_json
 from routes import FOREIGN
 from zoo import ZOO, Row
 
-from tfx.errors import CheckError, InputError, MachineError
+from tfx.errors import CheckError, InputError
 from tfx.exporter.quiet import quiet
 from tfx.runtime.doctor import environment
 from tfx.runtime.show import print_table
@@ -95,7 +94,9 @@ def _ask_peers(judge: Judge, found: Iterable[Judged]) -> None:
     left = jobs
     while left:
         (folder / "jobs.json").write_text(json.dumps(left))
-        subprocess.run([_python(), HERE / "peers.py", folder / "jobs.json"], capture_output=True, check=False)
+        subprocess.run(
+            [_python(), HERE / "peers" / "fusions.py", folder / "jobs.json"], capture_output=True, check=False
+        )
         done = [job for job in left if Path(job["out"] + ".json").exists()]
         rest = left[len(done) :]
         if rest:  # the first one took the process with it
@@ -128,25 +129,8 @@ def _ask_peers(judge: Judge, found: Iterable[Judged]) -> None:
 
 
 def _python() -> Path:
-    return HERE / ".peers" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-
-
-def make_peers() -> None:
-    """Makes the peers' environment where it is missing or older than what it is made of.
-
-    Raises:
-        MachineError: Their packages cannot be installed.
-    """
-    needed, mark = HERE / "peers-requirements.txt", HERE / ".peers" / ".installed"
-    if mark.exists() and mark.stat().st_mtime >= needed.stat().st_mtime:
-        return
-    click.echo("making benchmarks/.peers", err=True)
-    venv.create(HERE / ".peers", with_pip=True)
-    command = [_python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", needed]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MachineError(f"the peers cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    mark.touch()
+    """The interpreter of the peers' environment, which is made where it is missing."""
+    return ensure("onnxruntime", step=lambda what: click.echo(what, err=True))
 
 
 def _all(
@@ -285,7 +269,7 @@ def main(rows: str | None, routes: str | None, targets: str, peers: bool, jobs: 
     asked = _matching(ROUTES, routes, "routes")
     wanted = _matching(TARGETS, targets, "targets")
     if peers:
-        make_peers()
+        _python()
     start = time.perf_counter()
     found: list[Judged] = []
     chosen = [row for row in ZOO if row.name in names]

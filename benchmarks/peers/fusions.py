@@ -1,6 +1,6 @@
 """Runs in an environment of its own: other tools' fusions on a file, and what their results answer.
 
-``python peers.py JOBS.json`` takes a list of jobs: ``tool``, ``model`` (an ``.onnx`` file), ``kind`` (onnxruntime's
+``python fusions.py JOBS.json`` takes a list of jobs: ``tool``, ``model`` (an ``.onnx`` file), ``kind`` (onnxruntime's
 model type), ``inputs`` (an ``.npz`` of ``case/input``), ``out`` (a path without suffix). Each job leaves ``out``.json
 with ``fused`` or ``error``, and ``out``.npz with the outputs by case. A job that kills the process leaves nothing.
 """
