@@ -13,7 +13,7 @@ from ..errors import BundleError, FeedError
 from .bundle import DEFAULT_BUNDLE, Bundle
 from .feeds import FeedChecker, axis_sizes
 from .providers import create_session
-from .text import Encoding, TextEncoder
+from .text import Encoding, TextEncoder, text_encoder
 
 __all__ = ["Session"]
 
@@ -151,13 +151,7 @@ class Session:
     def _text_encoder(self) -> TextEncoder:
         with self._text_lock:
             if self._text is None:
-                manifest, path = self.bundle.manifest, self.bundle.tokenizer_path
-                if manifest.tokenizer is None or path is None:
-                    raise BundleError(f"{self.bundle.path}: has no tokenizer, so it takes arrays and no text")
-                limits = [
-                    limit for limit in (manifest.tokenizer["max_length"], manifest.max_length) if limit is not None
-                ]
-                self._text = TextEncoder(path, manifest.inputs, manifest.pad_id, min(limits, default=None))
+                self._text = text_encoder(self.bundle)
             return self._text
 
     def _check_graph(self) -> None:

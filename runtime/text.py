@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import BundleError, FeedError
 from .tensors import TensorSpec
 
-__all__ = ["Encoding", "TextEncoder"]
+if TYPE_CHECKING:
+    from .bundle import Bundle
+
+__all__ = ["Encoding", "TextEncoder", "text_encoder"]
 
 
 class Encoding:
@@ -106,3 +110,16 @@ class TextEncoder:
                 raise FeedError(f"{spec.name}: text gives no {spec.role}; this bundle takes arrays")
             feeds[spec.name] = by_role[spec.role].astype(spec.dtype)
         return feeds
+
+
+def text_encoder(bundle: Bundle) -> TextEncoder:
+    """Return a bundle's tokenizer, which cuts texts to the longest that tokenizer and model take.
+
+    Raises:
+        BundleError: the bundle has no tokenizer, or its file is none.
+    """
+    manifest, path = bundle.manifest, bundle.tokenizer_path
+    if manifest.tokenizer is None or path is None:
+        raise BundleError(f"{bundle.path}: has no tokenizer, so it takes arrays and no text")
+    limits = [limit for limit in (manifest.tokenizer["max_length"], manifest.max_length) if limit is not None]
+    return TextEncoder(path, manifest.inputs, manifest.pad_id, min(limits, default=None))
