@@ -68,7 +68,7 @@ class _Lowering(Fusion):
     """Lowers any canonical attention node, with or without a mask, in its 3-D or its 4-D form."""
 
     meaning = "attention"
-    types: ClassVar[tuple[ir.DataType, ...]] = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    types: ClassVar[tuple[ir.DataType, ...]] = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
     variants = tuple({"masked": masked, "many": many} for masked, many in itertools.product((True, False), repeat=2))
     tolerance = 3e-6
 
@@ -123,7 +123,7 @@ class MultiHeadAttention(_Lowering):
     """``Attention(q, k, v, mask)`` -> ``com.microsoft.MultiHeadAttention(q, k, v, bias)``."""
 
     result = (CONTRIB, "MultiHeadAttention")
-    types = (ir.DataType.FLOAT,)
+    types = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
     near_misses = _NEAR_MISSES
 
     def rewrite(
@@ -142,7 +142,7 @@ class MultiHeadAttention(_Lowering):
 
 
 class AttentionPrimitives(_Lowering):
-    """``Attention(q, k, v, mask)`` -> ``MatMul(Softmax(MatMul(q, k^T) * scale + bias), v)``."""
+    """``Attention(q, k, v, mask)`` -> ``MatMul(Softmax(MatMul(q, k^T) * scale + bias), v)``; of halves in fp32."""
 
     result = ("", "Softmax")
     near_misses = _NEAR_MISSES
@@ -159,11 +159,14 @@ class AttentionPrimitives(_Lowering):
             k_t = op.Transpose(op.Reshape(k, ints(op, 0, 0, heads, -1)), perm=[0, 2, 3, 1])
         else:
             q4, k_t, v4 = q, op.Transpose(k, perm=[0, 1, 3, 2]), v
-        kind = (q.dtype or ir.DataType.FLOAT).numpy()
-        scores = op.Mul(op.MatMul(q4, k_t), op.Constant(value=ir.tensor(np.array(scale, kind))))
+        kind = q.dtype or ir.DataType.FLOAT
+        if kind == ir.DataType.FLOAT16:
+            scores, wide = _wide_scores(op, q4, k_t, scale)
+        else:
+            scores, wide = op.Mul(op.MatMul(q4, k_t), op.Constant(value=ir.tensor(np.array(scale, kind.numpy())))), kind
         if mask is not None:
-            scores = op.Add(scores, as_bias(op, mask, q, k, spread=False))
-        context = op.MatMul(op.Softmax(scores, axis=-1), v4)
+            scores = op.Add(scores, as_bias(op, mask, q, k, spread=False, kind=wide))
+        context = op.MatMul(_back(op, op.Softmax(scores, axis=-1), kind, wide), v4)
         # Not the last node: when this is raised again, what follows the product stays outside.
         context.producer().metadata_props[MEANING] = self.meaning
         if mask is not None:
@@ -171,6 +174,16 @@ class AttentionPrimitives(_Lowering):
         if self._many:
             return context
         return op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), ints(op, 0, 0, static(v, -1, "V")))
+
+
+def _wide_scores(op: Any, q4: ir.Value, k_t: ir.Value, scale: float) -> tuple[ir.Value, ir.DataType]:
+    """Scores of halves: scaled first, then masked and normalized in fp32, so that nothing overflows."""
+    factor = op.Constant(value=ir.tensor(np.array(scale, np.float16)))
+    return op.Cast(op.MatMul(op.Mul(q4, factor), k_t), to=ir.DataType.FLOAT), ir.DataType.FLOAT
+
+
+def _back(op: Any, weights: ir.Value, kind: ir.DataType, wide: ir.DataType) -> ir.Value:
+    return weights if wide == kind else op.Cast(weights, to=kind)
 
 
 class AttentionMask(_Lowering):

@@ -71,7 +71,26 @@ def _bounds(value: ir.Value, known: dict[ir.Value, Interval], depth: int) -> Int
     return _UNKNOWN
 
 
-def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, clamp: bool = False) -> ir.Value:
+def _below_every_fill(kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """What float masks are raised to, and what stands for -inf: both below :func:`absorbing`, in this order.
+
+    So values that fill keep their order, for rows in which no key is attended. In half precision the lower one
+    leaves room for a score of 16000 below it.
+    """
+    half = kind == np.float16
+    return np.array(-40960 if half else -1e38, kind), np.array(-49152 if half else -2e38, kind)
+
+
+def as_bias(
+    op: Any,
+    mask: ir.Value,
+    q: ir.Value,
+    k: ir.Value,
+    *,
+    spread: bool,
+    clamp: bool = False,
+    kind: ir.DataType | None = None,
+) -> ir.Value:
     """The mask as a finite additive float.
 
     Args:
@@ -81,30 +100,39 @@ def as_bias(op: Any, mask: ir.Value, q: ir.Value, k: ir.Value, *, spread: bool, 
         k: The keys, likewise.
         spread: Rank 4 with the query and key axes in full, as the fused kernels want it.
         clamp: Keep float masks off the lowest float, even where they are finite, unless the graph shows that they
-            are no lower than -1e38.
+            are no lower than -1e38. In half precision they always are: beside the lowest one a score overflows.
+        kind: Element type of the result; that of the queries when ``None``.
 
     Returns:
         (B or 1, H or 1, S or 1, T or 1), or with ``spread`` (B or 1, H or 1, S, T).
     """
-    kind = (q.dtype or ir.DataType.FLOAT).numpy()
-    lowest = absorbing(np.dtype(kind))
-    # Below every value that fills: those keep their order, for rows in which no key is attended.
-    bottom = np.array(max(-1e38, float(np.finfo(kind).min) / 4), kind)
+    kind = kind or q.dtype or ir.DataType.FLOAT
+    element = np.dtype(kind.numpy())
+    lowest, (bottom, never) = absorbing(element), _below_every_fill(element)
+    if mask.dtype not in (ir.DataType.BOOL, kind):
+        shape, mask = mask.shape, op.Cast(mask, to=kind)
+        mask.dtype, mask.shape = kind, shape
     bias = mask
     if mask.dtype == ir.DataType.BOOL:
-        zero = op.Constant(value=ir.tensor(np.array(0, kind)))
+        zero = op.Constant(value=ir.tensor(np.array(0, element)))
         bias = op.Where(mask, zero, op.Constant(value=ir.tensor(lowest)))
     elif may_be_minus_inf(mask):
         # A key at -inf stays below one at the lowest float, which a row of such keys would still attend to.
-        never = op.Constant(value=ir.tensor(bottom * np.asarray(2, kind)))
         finite = op.Max(mask, op.Constant(value=ir.tensor(bottom)))
-        bias = op.Where(op.IsInf(mask, detect_positive=0), never, finite)
-    elif clamp and not _interval(mask, {}, _DEPTH)[0] >= 2 * float(bottom):
+        bias = op.Where(_is_minus_inf(op, mask), op.Constant(value=ir.tensor(never)), finite)
+    elif (clamp or element == np.float16) and not _interval(mask, {}, _DEPTH)[0] >= float(never):
         bias = op.Max(mask, op.Constant(value=ir.tensor(bottom)))
     missing = 4 - (rank(mask) or 4)
     if missing and spread:
         bias = op.Unsqueeze(bias, op.Constant(value=ir.tensor(np.arange(missing, dtype=np.int64))))
     return _spread(op, bias, mask, q, k) if spread else bias
+
+
+def _is_minus_inf(op: Any, mask: ir.Value) -> ir.Value:
+    """IsInf takes halves from opset 20 on only; no half is below the lowest one but -inf."""
+    if mask.dtype != ir.DataType.FLOAT16:
+        return op.IsInf(mask, detect_positive=0)
+    return op.Equal(mask, op.Constant(value=ir.tensor(np.array(-math.inf, np.float16))))
 
 
 def _spread(op: Any, bias: ir.Value, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
