@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("exporter.commands:inspect", "Show what a bundle or an .onnx file holds."),
     "verify": ("runtime.commands:verify", "Check a bundle against its recorded outputs."),
     "run": ("runtime.commands:run", "Run a bundle on text or on arrays."),
-    "bench": ("runtime.commands:bench", "Time a bundle: latency, tokens/s, memory."),
+    "bench": ("runtime.bench_command:bench", "Time a bundle: latency, tokens/s, memory."),
     "doctor": ("runtime.commands:doctor", "Show what can run on this machine and what is missing."),
 }
 

@@ -96,6 +96,9 @@ class DependencyError(MachineError):
         "onnx_ir": "tfx-onnx[export]",
         "onnxscript": "tfx-onnx[export]",
         "transformers": "tfx-onnx[hf]",
+        "matplotlib": "tfx-onnx[plot]",
+        "openvino": "openvino",
+        "sentence_transformers": "sentence-transformers",
     }
 
     @classmethod

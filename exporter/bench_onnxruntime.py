@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,23 +20,43 @@ from ..errors import MachineError
 from ..runtime.bundle import Bundle
 from ..runtime.providers import create_session
 
-__all__ = ["make_runner", "plain_export"]
+__all__ = ["PlainExport", "make_runner", "plain_export"]
+
+
+class PlainExport:
+    """A bundle's source as torch.onnx exports it by itself, in a folder that goes with this object.
+
+    Args:
+        bundle: says what was exported.
+        source: see :func:`.rebuild.rebuild`.
+
+    Attributes:
+        path: the ``.onnx`` file.
+
+    Raises:
+        TfxError: the source cannot be made again.
+        MachineError: the process that exports died.
+    """
+
+    def __init__(self, bundle: Bundle, source: str | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tfx-bench-", ignore_cleanup_errors=True)
+        self.path = Path(self._folder.name) / "plain.onnx"
+        # Elsewhere: torch's threads and memory are no part of what is measured here.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            try:
+                pool.submit(plain_export, bundle.path, self.path, source).result()
+            except BrokenProcessPool as error:
+                raise MachineError(f"{bundle.path}: the process that makes the plain export died") from error
 
 
 class _PlainRunner:
     """A session on the plain export."""
 
     def __init__(self, bundle: Bundle, provider: str, threads: int, source: str | None) -> None:
-        # Lives as long as the session, which may read weights from it.
-        self._folder = tempfile.TemporaryDirectory(prefix="tfx-bench-", ignore_cleanup_errors=True)
-        path = Path(self._folder.name) / "plain.onnx"
-        # Elsewhere: torch's threads and memory are no part of what is measured here.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            try:
-                pool.submit(plain_export, bundle.path, path, source).result()
-            except BrokenProcessPool as error:
-                raise MachineError("engine onnxruntime: the process that exports for it died") from error
-        self._session = create_session(path, provider, threads, disabled_optimizers=())
+        self._plain = PlainExport(bundle, source)  # Lives as long as the session, which may read weights from it.
+        start = time.perf_counter()
+        self._session = create_session(self._plain.path, provider, threads, disabled_optimizers=())
+        self.load_s = time.perf_counter() - start
         self._outputs = [spec.name for spec in bundle.manifest.outputs]
         self.provider = self._session.provider
         self.placement: Mapping[str, int] | None = self._session.placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,8 +24,10 @@ class _TorchRunner:
                 f"provider cuda does not run here: torch {torch.__version__} finds no GPU; use --provider cpu"
             )
         torch.set_num_threads(threads)
+        start = time.perf_counter()
         self._source = rebuild(bundle.manifest, source)
         self._source.module.to(provider)
+        self.load_s = time.perf_counter() - start
         self.provider = provider
         self.threads = torch.get_num_threads()
         self.placement: Mapping[str, int] | None = None

@@ -1,17 +1,23 @@
-"""One engine in one process: checked against the golden, warmed up, timed.
+"""One engine in one process: checked against the golden, then timed whenever it is told to.
 
-Started by ``bench`` as ``python -m tfx.runtime.bench_worker``. Reads one JSON object from stdin::
+Started by ``bench_race`` as ``python -m tfx.runtime.bench_worker``. Reads JSON objects from stdin, one a line, and
+answers each with one line on stdout: ``{"answer": ...}`` or ``{"error": {"kind": "ParityError", "message": "..."}}``,
+after which it ends. Whatever libraries print goes to stderr. The first object says what to load::
 
-    {"engine": "tfx", "bundle": "/path", "source": null, "provider": "cpu", "threads": 2, "shapes": [[1, 16]],
-     "warmup": 3, "rounds": null, "seconds": 2.0}
+    {"engine": "tfx", "bundle": "/path", "source": null, "provider": "cpu", "threads": 2, "options": {}}
 
-and writes one JSON object per line to stdout: ``{"progress": [1, 16]}`` before each shape, at the end either
-``{"result": {...}}`` or ``{"error": {"kind": "ParityError", "message": "..."}}``. Whatever libraries print goes to
-stderr.
+The answer are the engine's facts: ``provider``, ``threads``, ``placement``, ``max_abs``, ``min_cosine``, ``load_s``
+(until it could take a call) and ``first_ms`` (its first call, one row of up to 16 tokens). Then::
 
-An engine is a function ``make_runner(bundle, provider, threads, source) -> Runner`` in the module that ``ENGINES``
-names, imported only when it is asked for. ``source`` is where the torch module comes from that the bundle was made of,
-for engines that need it: a checkpoint's folder or pkg.mod:factory, None when the bundle's manifest says enough.
+    {"do": "prepare", "work": {"batches": [[16], [16]], "whole": false}, "warmup": 3}   ->  ms per call
+    {"do": "time", "first": 0, "calls": 5, "rest": true}   ->  {"ms": [...], "cpu_s", "elapsed_s", "all_cpu_s"}
+    {"do": "shapes", "batches": [[8, 8], [16]]}            ->  resident MB after each
+    {"do": "memory"}                                       ->  peak MB
+
+An engine is a function ``make_runner(bundle, provider, threads, source, **options) -> Runner`` in the module that
+``ENGINES`` names, imported only when it is asked for. ``source`` is where the torch module comes from that the bundle
+was made of, for engines that need it: a checkpoint's folder or pkg.mod:factory, None when the bundle's manifest says
+enough.
 """
 
 from __future__ import annotations
@@ -19,9 +25,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 import numpy as np
@@ -29,24 +36,31 @@ import numpy as np
 from ..errors import CheckError, DependencyError, InputError, TfxError
 from .bundle import Bundle
 from .doctor import peak_rss_mb
+from .lengths import make_ragged_feeds
 from .parity import ParityReport, Tolerance, verify
 from .session import Session
-from .tensors import TensorSpec, make_feeds
+from .tensors import TensorSpec
 
-__all__ = ["ENGINES", "Runner", "checked_engine", "error_to_json", "main", "make_runner", "measure"]
+__all__ = ["ENGINES", "Engine", "Runner", "checked_engine", "error_to_json", "main", "make_runner"]
 
 ENGINES: Mapping[str, str] = {
     "tfx": "tfx.runtime.bench_worker",
     "torch": "tfx.exporter.bench_torch",
     "onnxruntime": "tfx.exporter.bench_onnxruntime",
+    "openvino": "tfx.exporter.bench_openvino",
+    "sentence-transformers": "tfx.exporter.bench_sentence_transformers",
+    "floor": "tfx.exporter.bench_floor",
 }
 """Engine -> the module that holds its ``make_runner``. Only ``tfx`` needs nothing but the runtime."""
 
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 10_000
+_SHORT_MS = 50.0  # calls below this are preceded by one that brings weights back into the caches
+_REST_S = 0.01  # a window in which a process at rest has used (almost) no CPU time
+_REST_SHARE = 0.05
+_LONGEST_REST_S = 5.0
 
 
 class Runner(Protocol):
-    """What an engine gives."""
+    """What an engine gives. One that has ``run_all`` takes all batches of a work at once, in its own order."""
 
     provider: str
     """Where it runs, by tfx's name of the provider."""
@@ -54,6 +68,8 @@ class Runner(Protocol):
     """Threads that it was really given."""
     placement: Mapping[str, int] | None
     """Number of nodes per onnxruntime provider; None where there is no such thing."""
+    load_s: float
+    """Seconds until a process that has everything at hand can take its first call."""
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Compute the bundle's outputs from the bundle's inputs, by name."""
@@ -63,8 +79,10 @@ class Runner(Protocol):
 class _BundleRunner:
     """The bundle itself in a strict session."""
 
-    def __init__(self, bundle: Bundle, provider: str, threads: int) -> None:
-        self._session = Session(bundle, provider=provider, threads=threads)
+    def __init__(self, bundle: Bundle, provider: str, threads: int, options: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
+        self._session = Session(bundle, provider=provider, threads=threads, **options)
+        self.load_s = time.perf_counter() - start
         self.provider = self._session.provider
         self.placement: Mapping[str, int] | None = self._session.placement
         self.threads = threads
@@ -73,58 +91,96 @@ class _BundleRunner:
         return self._session.run(feeds)
 
 
-def make_runner(bundle: Bundle, provider: str, threads: int, source: str | None = None) -> Runner:
-    """Make the engine ``tfx``, which needs no source."""
+def make_runner(bundle: Bundle, provider: str, threads: int, source: str | None = None, **options: Any) -> Runner:
+    """Make the engine ``tfx``, which needs no source; ``options`` go to ``Session``."""
     del source
-    return _BundleRunner(bundle, provider, threads)
+    return _BundleRunner(bundle, provider, threads, options)
 
 
-def measure(request: Mapping[str, Any], progress: Callable[[tuple[int, int]], None] = lambda shape: None) -> dict:
-    """Check and time one engine in this process.
+class Engine:
+    """An engine that is loaded and checked, and the work it was given.
 
     Args:
-        request: as the module describes.
-        progress: called with (batch, sequence) before each shape is timed.
+        request: what to load, as the module describes.
 
-    Returns:
-        The engine's ``provider``, ``threads``, ``placement``, parity (``max_abs``, ``min_cosine``) and ``results``,
-        one entry per shape. Times are per call in ms; ``tokens_per_s`` is attended tokens by the median time;
-        ``peak_rss_mb`` (1e6 bytes) is the most that the process has held so far, loading included.
-
-    Raises:
-        ParityError: outputs differ from the golden; nothing is timed.
-        TfxError: the bundle, the provider or the engine cannot be used.
+    Attributes:
+        facts: what it answers when it is ready.
     """
-    runner, inputs, report = checked_engine(request)
-    results = []
-    for batch, sequence in request["shapes"]:
-        progress((batch, sequence))
-        feeds = make_feeds(inputs, batch=batch, sequence=sequence)
-        times = _time(lambda feeds=feeds: runner.run(feeds), request)
-        p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
-        results.append(
-            {
-                "engine": request["engine"],
-                "batch": batch,
-                "sequence": sequence,
-                "tokens": batch * sequence,
-                "p50_ms": p50,
-                "p90_ms": p90,
-                "p99_ms": p99,
-                "tokens_per_s": batch * sequence / p50 * 1e3,
-                "peak_rss_mb": peak_rss_mb(),
-                "rounds": len(times),
-            }
-        )
-    return {
-        "engine": request["engine"],
-        "provider": runner.provider,
-        "threads": runner.threads,
-        "placement": None if runner.placement is None else dict(runner.placement),
-        "max_abs": report.max_abs,
-        "min_cosine": report.min_cosine,
-        "results": results,
-    }
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._runner, bundle, self._first_ms = _loaded(request)
+        self._inputs = bundle.manifest.inputs
+        self._pad_id = bundle.manifest.pad_id
+        report = _checked(self._runner, bundle) if request["engine"] != "floor" else None
+        self._calls: list[Callable[[], object]] = []
+        self._expected_ms = 0.0
+        runner = self._runner
+        self.facts = {
+            "engine": request["engine"],
+            "provider": runner.provider,
+            "threads": runner.threads,
+            "placement": None if runner.placement is None else dict(runner.placement),
+            "max_abs": None if report is None else report.max_abs,
+            "min_cosine": None if report is None else report.min_cosine,
+            "load_s": runner.load_s,
+            "first_ms": self._first_ms,
+        }
+
+    def answer(self, question: Mapping[str, Any]) -> Any:
+        """Answer one of the questions that the module describes."""
+        if question["do"] == "prepare":
+            return self._prepare(question["work"], question["warmup"])
+        if question["do"] == "time":
+            return self._time(question["first"], question["calls"], rest=question["rest"])
+        if question["do"] == "shapes":
+            return list(self._shapes(question["batches"]))
+        if question["do"] == "memory":
+            return peak_rss_mb()
+        raise InputError(f"bench worker: found {question['do']!r}")
+
+    def _feeds(self, lengths: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
+        return make_ragged_feeds(self._inputs, lengths, pad_id=self._pad_id, seed=seed)
+
+    def _prepare(self, work: Mapping[str, Any], warmup: int) -> float:
+        """Make the work's feeds, run it, and return ms per call; 0 warm-up calls still make the one that is timed."""
+        if work["whole"]:
+            # Neighbours in length share a batch, so little of it is padding.
+            lengths = sorted((length for batch in work["batches"] for length in batch), reverse=True)
+            size = max(map(len, work["batches"]))
+            batches = [self._feeds(lengths[i : i + size], i) for i in range(0, len(lengths), size)]
+            run_all = getattr(self._runner, "run_all", self._one_by_one)
+            self._calls = [lambda: run_all(batches)]
+        else:
+            each = [self._feeds(lengths, i) for i, lengths in enumerate(work["batches"])]
+            self._calls = [lambda feeds=feeds: self._runner.run(feeds) for feeds in each]
+        times = _block(self._calls, 0, max(1, warmup))
+        self._expected_ms = statistics.median(times)
+        _rest()
+        return self._expected_ms
+
+    def _one_by_one(self, batches: Sequence[Mapping[str, np.ndarray]]) -> None:
+        for feeds in batches:
+            self._runner.run(feeds)
+
+    def _time(self, first: int, calls: int, *, rest: bool) -> dict[str, Any]:
+        whole = time.process_time()
+        if rest and self._expected_ms < _SHORT_MS:
+            _block(self._calls, first, 1)
+        used, clock = time.process_time(), time.perf_counter()
+        times = _block(self._calls, first, calls)
+        elapsed = time.perf_counter() - clock
+        used = time.process_time() - used
+        if rest:
+            _rest()
+        return {"ms": times, "cpu_s": used, "elapsed_s": elapsed, "all_cpu_s": time.process_time() - whole}
+
+    def _shapes(self, batches: Sequence[Sequence[int]]) -> Iterator[float]:
+        import psutil
+
+        process = psutil.Process()
+        for i, lengths in enumerate(batches):
+            self._runner.run(self._feeds(lengths, i))
+            yield process.memory_info().rss / 1e6
 
 
 def checked_engine(request: Mapping[str, Any]) -> tuple[Runner, tuple[TensorSpec, ...], ParityReport]:
@@ -137,16 +193,31 @@ def checked_engine(request: Mapping[str, Any]) -> tuple[Runner, tuple[TensorSpec
         ParityError: outputs differ from the golden.
         TfxError: the bundle, the provider or the engine cannot be used.
     """
+    runner, bundle, _ = _loaded(request)
+    return runner, bundle.manifest.inputs, _checked(runner, bundle)
+
+
+def _loaded(request: Mapping[str, Any]) -> tuple[Runner, Bundle, float]:
+    """Return the engine, the bundle and the ms of the first call."""
     bundle = Bundle.open(request["bundle"])
+    make = _engine(request["engine"])
+    runner = make(bundle, request["provider"], request["threads"], request.get("source"), **request.get("options", {}))
+    length = min(16, bundle.manifest.max_length or 16)
+    feeds = make_ragged_feeds(bundle.manifest.inputs, [length], pad_id=bundle.manifest.pad_id)
+    start = time.perf_counter()
+    runner.run(feeds)
+    return runner, bundle, (time.perf_counter() - start) * 1e3
+
+
+def _checked(runner: Runner, bundle: Bundle) -> ParityReport:
     manifest = bundle.manifest
-    runner = _engine(request["engine"])(bundle, request["provider"], request["threads"], request.get("source"))
     tolerance = Tolerance(manifest.tolerance["max_abs"], manifest.tolerance["min_cosine"])
     report = verify(runner.run, bundle.golden(), tolerance, inputs=manifest.inputs, outputs=manifest.outputs)
     report.check()
-    return runner, manifest.inputs, report
+    return report
 
 
-def _engine(name: str) -> Callable[[Bundle, str, int, str | None], Runner]:
+def _engine(name: str) -> Callable[..., Runner]:
     try:
         module = importlib.import_module(ENGINES[name])
     except ModuleNotFoundError as error:
@@ -156,27 +227,36 @@ def _engine(name: str) -> Callable[[Bundle, str, int, str | None], Runner]:
     return module.make_runner
 
 
-def _time(call: Callable[[], object], request: Mapping[str, Any]) -> list[float]:
-    """Return milliseconds per call: ``rounds`` of them, or as many as ``seconds`` allow."""
-    for _ in range(request["warmup"]):
-        call()
-    rounds, seconds = request["rounds"], request["seconds"]
-    times: list[float] = []
-    start = time.perf_counter()
-    while True:
+def _block(calls: Sequence[Callable[[], object]], first: int, count: int) -> list[float]:
+    """Return the ms of each of ``count`` calls that follow each other, beginning with number ``first``."""
+    times = []
+    for i in range(first, first + count):
+        call = calls[i % len(calls)]
         before = time.perf_counter()
         call()
-        after = time.perf_counter()
-        times.append((after - before) * 1e3)
-        if rounds is not None:
-            if len(times) >= rounds:
-                return times
-        elif (after - start >= seconds and len(times) >= _MIN_ROUNDS) or len(times) >= _MAX_ROUNDS:
-            return times
+        times.append((time.perf_counter() - before) * 1e3)
+    return times
+
+
+def _rest() -> None:
+    """Wait until this process uses no CPU any more.
+
+    Raises:
+        CheckError: its threads never stop, and would take cores from the engine that comes next.
+    """
+    start = time.perf_counter()
+    while time.perf_counter() - start < _LONGEST_REST_S:
+        before = time.process_time()
+        time.sleep(_REST_S)
+        if time.process_time() - before < _REST_S * _REST_SHARE:
+            return
+    raise CheckError(
+        f"engine: its threads were still busy {_LONGEST_REST_S:g} s after a call, so nothing can be timed beside it"
+    )
 
 
 def error_to_json(error: Exception) -> dict[str, str]:
-    """Return ``kind`` and ``message``, out of which ``bench.error_from_json`` makes the error again."""
+    """Return ``kind`` and ``message``, out of which ``bench_race.error_from_json`` makes the error again."""
     if isinstance(error, ImportError):
         error = DependencyError.from_import(error) or error
     known = isinstance(error, TfxError)
@@ -186,17 +266,17 @@ def error_to_json(error: Exception) -> dict[str, str]:
 
 
 def main() -> None:
-    """Serve one request from stdin."""
+    """Answer stdin until it ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # stdout belongs to the protocol
-
     try:
-        request = json.load(sys.stdin)
-        result = measure(request, lambda shape: _send(out, {"progress": shape}))
+        engine = Engine(json.loads(sys.stdin.readline()))
+        _rest()
+        _send(out, {"answer": engine.facts})
+        for line in sys.stdin:
+            _send(out, {"answer": engine.answer(json.loads(line))})
     except Exception as error:  # noqa: BLE001 - the parent says it
         _send(out, {"error": error_to_json(error)})
-    else:
-        _send(out, {"result": result})
 
 
 def _send(out: TextIO, message: Mapping[str, Any]) -> None:
