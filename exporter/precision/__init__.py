@@ -81,6 +81,15 @@ PRECISIONS: dict[str, Precision] = {
             ("cpu", "cuda", "web", "portable"),
             attention=True,
         ),
+        Precision(
+            "fp16",
+            "weights, products and activations in float16; softmax, large norms and what would overflow in float32",
+            "half the bytes; on a GPU the speed of its tensor cores",
+            "three digits instead of seven; nothing gained on a CPU",
+            ("cuda", "web"),
+            module="fp16",
+            attention=True,
+        ),
     )
 }
 
