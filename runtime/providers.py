@@ -25,10 +25,17 @@ from .external import check_external_data
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["PROVIDERS", "StrictSession", "create_session", "provider_problem"]
+__all__ = ["MEMORY", "PROVIDERS", "StrictSession", "create_session", "provider_problem"]
 
 PROVIDERS: Mapping[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """tfx's name of a provider and onnxruntime's."""
+
+MEMORY: Mapping[str, str] = {
+    "steady": "an arena that calls of every shape share; no plan is kept per shape",
+    "lean": "no arena: what a call does not need goes back at once, and large calls take about 7 % longer",
+    "onnxruntime": "onnxruntime's default: a plan per shape, which the first call of a shape makes and the arena keeps",
+}
+"""How a session on the CPU holds memory between calls. ``benchmarks/schedule.py`` measures them over varying shapes."""
 
 # Slower than what it replaces on the CPU, and onnxruntime applies it by itself at load.
 _SLOWER_OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",)}
@@ -97,6 +104,8 @@ def create_session(
     *,
     allow_fallback: bool = False,
     disabled_optimizers: Sequence[str] | None = None,
+    spinning: bool = True,
+    memory: str = "steady",
 ) -> StrictSession:
     """Load an ``.onnx`` file, with its external data from the same folder.
 
@@ -108,9 +117,11 @@ def create_session(
         allow_fallback: take the CPU, and say so in ``provider``, where the provider does not run.
         disabled_optimizers: onnxruntime graph optimizers to leave out; None leaves out those measured to be slower
             than what they replace, ``()`` leaves out none.
+        spinning: let idle threads wait in a loop, which starts the next operator sooner and keeps cores busy.
+        memory: one of ``MEMORY``; other providers than the CPU keep onnxruntime's default.
 
     Raises:
-        InputError: unknown provider or a thread count below 1.
+        InputError: unknown provider or memory, or a thread count below 1.
         BundleError: the file is missing, is not ONNX, or its external data is missing, short or outside its folder.
         ProviderError: the provider, or an operator of the model on it, does not run here.
         MachineError: memory ran out.
@@ -121,6 +132,8 @@ def create_session(
         raise InputError(f'provider: found "{provider}", wanted one of {", ".join(PROVIDERS)}')
     if threads is not None and threads < 1:
         raise InputError(f"threads: found {threads}, wanted at least 1")
+    if memory not in MEMORY:
+        raise InputError(f'memory: found "{memory}", wanted one of {", ".join(MEMORY)}')
     problem = provider_problem(provider)
     if problem is not None:
         if not allow_fallback:
@@ -131,6 +144,11 @@ def create_session(
     options.intra_op_num_threads = threads or 0
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if provider == "cpu":
+        options.enable_mem_pattern = memory == "onnxruntime"
+        options.enable_cpu_mem_arena = memory != "lean"
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if disabled_optimizers is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,22 @@ import numpy as np
 
 from ..errors import BundleError, FeedError
 from .bundle import DEFAULT_BUNDLE, Bundle
+from .doctor import default_threads
 from .feeds import FeedChecker, axis_sizes
-from .providers import create_session
-from .text import Encoding, TextEncoder, text_encoder
+from .providers import StrictSession, create_session
+from .schedule import Call, Schedule, blocks_of, candidates, fastest, in_order
+from .text import Encoding, TextEncoder, pad, text_encoder, token_encoding
 
 __all__ = ["Session"]
 
 # onnxruntime's names of the dtypes that a bundle's inputs can have.
 _ORT_TYPES = {"float": "float32", "double": "float64"}
+
+_BLOCK_ROWS = 1024  # rows that are divided into calls together: enough to find neighbours in length
+_BLOCK_ROWS_WHOLE = 64  # the same where a row's result is every output at every position
+_BLOCK_SIZE = 4 << 20  # characters or tokens in a block: bounds memory where rows are long
+_WORTH_MEASURING = 4096  # rows; with fewer, choosing a schedule would take longer than it saves
+_CUDA = Schedule(1, 1, 16384)
 
 
 class Session:
@@ -30,6 +39,8 @@ class Session:
         threads: threads inside an operator, None for onnxruntime's choice.
         optimize: False turns onnxruntime's graph optimization off.
         allow_fallback: take the CPU where the provider does not run; ``provider`` then says ``cpu``.
+        spinning: let idle threads wait in a loop, as onnxruntime does by default.
+        memory: how memory is held between calls, one of ``providers.MEMORY``.
 
     Attributes:
         bundle: the bundle.
@@ -49,12 +60,27 @@ class Session:
         threads: int | None = None,
         optimize: bool = True,
         allow_fallback: bool = False,
+        spinning: bool = True,
+        memory: str = "steady",
     ) -> None:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         manifest = self.bundle.manifest
-        self._session = create_session(
-            self.bundle.model_path, provider, threads, optimize, allow_fallback=allow_fallback
-        )
+
+        def load(threads: int | None) -> StrictSession:
+            return create_session(
+                self.bundle.model_path,
+                provider,
+                threads,
+                optimize,
+                allow_fallback=allow_fallback,
+                spinning=spinning,
+                memory=memory,
+            )
+
+        self._load: Callable[[int | None], StrictSession] = load
+        self._session = load(threads)
+        self._other: StrictSession | None = None  # for a schedule that wants another number of threads
+        self._other_lock = threading.Lock()
         self.provider = self._session.provider
         self.placement = self._session.placement
         self._check_graph()
@@ -79,6 +105,11 @@ class Session:
             FeedError: an unknown name, or a feed of a wrong dtype, rank, size, range or length.
             MachineError: memory ran out.
         """
+        return self._run(self._session, feeds, outputs)
+
+    def _run(
+        self, session: StrictSession, feeds: Mapping[str, Any], outputs: Sequence[str] | None
+    ) -> dict[str, np.ndarray]:
         names = list(self._outputs if outputs is None else outputs)
         for name in names:
             if name not in self._outputs:
@@ -88,7 +119,7 @@ class Session:
             specs = [self._outputs[name] for name in names]
             shapes = axis_sizes(specs, sizes)
             return {spec.name: np.zeros(shapes[spec.name], spec.dtype) for spec in specs}
-        return self._session.run(arrays, names)
+        return session.run(arrays, names)
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """Turn texts into feeds of shape (batch, sequence), padded to the longest, cut to the longest the model takes.
@@ -130,6 +161,141 @@ class Session:
             for name, values in self.run(encoder.feeds(batch), names).items():
                 self._scatter(collected, name, values, rows, batch, len(encodings))
         return collected if pooling is None else collected[pooling["output"]]
+
+    def run_many(
+        self,
+        items: Iterable[str | Encoding | Sequence[int]],
+        *,
+        schedule: Schedule | None = None,
+        cores: int | None = None,
+    ) -> Iterator[Any]:
+        """Run any number of texts or token sequences, as many at once as there are cores, and yield results in order.
+
+        Memory stays the same however many there are: a few thousand items are read ahead. What comes after an
+        interrupt or an error does not run on.
+
+        Args:
+            items: texts, ``Encoding`` objects, or token ids with special tokens in them.
+            schedule: how they are run. None takes the one that the bundle was tuned to or, for 4096 items and more,
+                measures some on the first items for two or three seconds. One of another number of threads than the
+                session's loads the model a second time.
+            cores: threads in all for schedules that are measured, None for the session's.
+
+        Yields:
+            With pooling in the bundle, the vector (d,) of each item. Without, a dictionary of each item's outputs,
+            cut to its own length.
+
+        Raises:
+            FeedError: an item that is no text and no token ids, or is longer than the model takes; it is named by its
+                number. Texts are cut instead.
+            BundleError: a text, and the bundle has no tokenizer.
+        """
+        if isinstance(items, str):
+            raise FeedError("items: found one string, wanted texts or token ids, any number of them")
+        blocks = self.blocks(items)
+        if schedule is None:
+            schedule, blocks = self._schedule_for(blocks, cores)
+        return chain.from_iterable(self.run_blocks(blocks, schedule))
+
+    def blocks(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+        """Cut items into the blocks that ``run_many`` runs; the same items give the same blocks."""
+        rows = _BLOCK_ROWS if self.bundle.manifest.pooling else _BLOCK_ROWS_WHOLE
+        return blocks_of(items, rows, _BLOCK_SIZE, len)
+
+    def run_blocks(self, blocks: Iterable[Sequence[Any]], schedule: Schedule, *, first: int = 0) -> Iterator[list[Any]]:
+        """Run blocks of items and yield each block's results; a block gives the same bits wherever it stands.
+
+        Args:
+            blocks: made by ``blocks``.
+            schedule: how they are run.
+            first: number of the first item.
+
+        Raises:
+            As ``run_many``.
+        """
+        return in_order(blocks, self._encode_items, self._call(schedule), schedule, padded=self._padded, first=first)
+
+    def choose_schedule(self, items: Sequence[Any], cores: int | None = None) -> tuple[Schedule, dict[Schedule, float]]:
+        """Measure which schedule runs such items fastest; it takes two or three seconds.
+
+        Args:
+            items: as ``run_many`` takes them; their lengths should be those of what is to come.
+            cores: threads in all, None for the session's.
+
+        Returns:
+            The schedule, and tokens per second of each that was tried.
+        """
+        tried = self._candidates(cores)
+        encodings = self._encode_items(items, 0)
+        chosen, rates = fastest(tried, self._call, encodings, padded=self._padded)
+        with self._other_lock:  # the loser's memory goes back
+            if self._other is not None and self._other.threads != chosen.threads:
+                self._other = None
+        return chosen, rates
+
+    @property
+    def _padded(self) -> bool:
+        return self.bundle.manifest.layout == "padded"
+
+    def _candidates(self, cores: int | None) -> list[Schedule]:
+        if self.provider != "cpu":
+            return [_CUDA]
+        return candidates(cores or self._session.threads or default_threads())
+
+    def _schedule_for(self, blocks: Iterator[list[Any]], cores: int | None) -> tuple[Schedule, Iterator[list[Any]]]:
+        """Return the schedule to take, and the blocks with those put back that were looked at."""
+        ahead: list[list[Any]] = []
+        items: list[Any] = []
+        while len(items) < _WORTH_MEASURING and (block := next(blocks, None)) is not None:
+            ahead.append(block)
+            items += block
+        if len(items) < _WORTH_MEASURING:
+            schedule = self._candidates(cores)[0]
+        else:
+            schedule, _ = self.choose_schedule(items, cores)
+        return schedule, chain(ahead, blocks)
+
+    def _call(self, schedule: Schedule) -> Call:
+        """Return the function that runs sequences together under a schedule."""
+        session = self._with_threads(schedule.threads)
+        inputs, pad_id = self.bundle.manifest.inputs, self.bundle.manifest.pad_id
+        pooling = self.bundle.manifest.pooling
+        if pooling is not None:
+            output = pooling["output"]
+            return lambda encodings: self._run(session, pad(encodings, inputs, pad_id), [output])[output]
+
+        def whole(encodings: list[Encoding]) -> list[dict[str, np.ndarray]]:
+            found = self._run(session, pad(encodings, inputs, pad_id), None)
+            return [
+                {name: self._own(name, values[row], len(encoding)) for name, values in found.items()}
+                for row, encoding in enumerate(encodings)
+            ]
+
+        return whole
+
+    def _own(self, name: str, values: np.ndarray, length: int) -> np.ndarray:
+        """Return a row's values without those of padding."""
+        return values[:length] if self._outputs[name].shape[1:2] == ("sequence",) else values
+
+    def _with_threads(self, threads: int) -> StrictSession:
+        """Return a session of so many threads inside an operator; a second one is loaded where the first has others."""
+        if self.provider != "cpu" or threads == (self._session.threads or default_threads()):
+            return self._session
+        with self._other_lock:
+            if self._other is None or self._other.threads != threads:
+                self._other = self._load(threads)
+            return self._other
+
+    def _encode_items(self, items: Sequence[Any], first: int) -> list[Encoding]:
+        manifest = self.bundle.manifest
+        if all(isinstance(item, str) for item in items):
+            return self._text_encoder().encode(items, first, "items")
+        return [
+            self._text_encoder().encode([item], i, "items")[0]
+            if isinstance(item, str)
+            else token_encoding(item, manifest.inputs, manifest.max_length, f"items[{i}]")
+            for i, item in enumerate(items, first)
+        ]
 
     def _scatter(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .tensors import TensorSpec
 if TYPE_CHECKING:
     from .bundle import Bundle
 
-__all__ = ["Encoding", "TextEncoder", "text_encoder"]
+__all__ = ["Encoding", "TextEncoder", "pad", "text_encoder", "token_encoding"]
 
 
 class Encoding:
@@ -61,8 +61,13 @@ class TextEncoder:
         self._inputs = tuple(inputs)
         self._pad_id = pad_id
 
-    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+    def encode(self, texts: Sequence[str], first: int = 0, what: str = "texts") -> list[Encoding]:
         """Tokenize, special tokens added.
+
+        Args:
+            texts: at least one.
+            first: number of the first text, for errors.
+            what: what the texts are a part of, for errors.
 
         Raises:
             FeedError: no texts, a text that is no string, or a text without any token.
@@ -72,44 +77,83 @@ class TextEncoder:
         texts = list(texts)
         if not texts:
             raise FeedError("texts: found an empty list, wanted at least one text")
-        for i, text in enumerate(texts):
+        for i, text in enumerate(texts, first):
             if not isinstance(text, str):
-                raise FeedError(f"texts[{i}]: found {type(text).__name__}, wanted a string")
+                raise FeedError(f"{what}[{i}]: found {type(text).__name__}, wanted a string")
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise FeedError(f"texts[{i}]: no valid Unicode (a lone surrogate)") from error
+                raise FeedError(f"{what}[{i}]: no valid Unicode (a lone surrogate)") from error
         encodings = self._tokenizer.encode_batch(texts)
-        for i, encoding in enumerate(encodings):
+        for i, encoding in enumerate(encodings, first):
             if not encoding.ids:
-                raise FeedError(f"texts[{i}]: has no tokens")
+                raise FeedError(f"{what}[{i}]: has no tokens")
         return [Encoding(encoding.ids, encoding.type_ids) for encoding in encodings]
 
     def feeds(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
-        """Pad tokens on the right to one (batch, sequence) array per input of the model.
+        """Pad tokens as ``pad`` does, for the inputs and with the id given to the encoder."""
+        return pad(encodings, self._inputs, self._pad_id)
 
-        Raises:
-            FeedError: the model has an input that text does not give.
-        """
-        lengths = np.array([len(encoding) for encoding in encodings])
-        mask = np.arange(lengths.max())[None, :] < lengths[:, None]  # (batch, sequence)
-        ids = np.full(mask.shape, self._pad_id, dtype=np.int64)
-        types = np.zeros(mask.shape, dtype=np.int64)
-        ids[mask] = np.concatenate([encoding.ids for encoding in encodings])
-        types[mask] = np.concatenate([encoding.types for encoding in encodings])
-        by_role = {
-            "token_ids": ids,
-            "attention_mask": mask,
-            "padding_mask": ~mask,
-            "token_type_ids": types,
-            "position_ids": np.broadcast_to(np.arange(mask.shape[1]), mask.shape),
-        }
-        feeds = {}
-        for spec in self._inputs:
-            if spec.role not in by_role:
-                raise FeedError(f"{spec.name}: text gives no {spec.role}; this bundle takes arrays")
-            feeds[spec.name] = by_role[spec.role].astype(spec.dtype)
-        return feeds
+
+def pad(encodings: Sequence[Encoding], inputs: Sequence[TensorSpec], pad_id: int) -> dict[str, np.ndarray]:
+    """Pad tokens on the right to one (batch, sequence) array per input of the model.
+
+    Args:
+        encodings: at least one, none of them empty.
+        inputs: of the model.
+        pad_id: id that fills up shorter rows; the mask is 0 there.
+
+    Raises:
+        FeedError: the model has an input that tokens do not give.
+    """
+    lengths = np.array([len(encoding) for encoding in encodings])
+    mask = np.arange(lengths.max())[None, :] < lengths[:, None]  # (batch, sequence)
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    types = np.zeros(mask.shape, dtype=np.int64)
+    ids[mask] = np.concatenate([encoding.ids for encoding in encodings])
+    types[mask] = np.concatenate([encoding.types for encoding in encodings])
+    by_role = {
+        "token_ids": ids,
+        "attention_mask": mask,
+        "padding_mask": ~mask,
+        "token_type_ids": types,
+        "position_ids": np.broadcast_to(np.arange(mask.shape[1]), mask.shape),
+    }
+    feeds = {}
+    for spec in inputs:
+        if spec.role not in by_role:
+            raise FeedError(f"{spec.name}: text gives no {spec.role}; this bundle takes arrays")
+        feeds[spec.name] = by_role[spec.role].astype(spec.dtype)
+    return feeds
+
+
+def token_encoding(item: Any, inputs: Sequence[TensorSpec], max_length: int | None, what: str) -> Encoding:
+    """Check a sequence of token ids, special tokens in it, by itself: a check of a whole batch would not name it.
+
+    Args:
+        item: an ``Encoding``, or integers.
+        inputs: of the model; they say which ids there are.
+        max_length: longest sequence, None when there is no limit.
+        what: what the sequence is called in errors.
+
+    Raises:
+        FeedError: no integers, none at all or more than the longest, or an id that the model does not have.
+    """
+    if isinstance(item, Encoding):
+        encoding = item
+    else:
+        ids = np.asarray(item)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise FeedError(f"{what}: found {type(item).__name__}, wanted a text or token ids")
+        encoding = Encoding(ids.tolist(), [0] * len(ids))
+    if not len(encoding) or (max_length is not None and len(encoding) > max_length):
+        raise FeedError(f"{what}: found {len(encoding)} tokens, wanted 1 to {max_length or 'any number'}")
+    limit = next((spec.limit for spec in inputs if spec.role == "token_ids"), None)
+    low, high = min(encoding.ids), max(encoding.ids)
+    if low < 0 or (limit is not None and high >= limit):
+        wanted = "at least 0" if limit is None else f"ids of 0 to {limit - 1}"
+        raise FeedError(f"{what}: found the token id {low if low < 0 else high}, wanted {wanted}")
+    return encoding
 
 
 def text_encoder(bundle: Bundle) -> TextEncoder:
