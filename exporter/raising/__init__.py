@@ -6,6 +6,15 @@ from ..fusion import Fusion
 from .attention import AttentionPieces
 from .attention_form import AttentionHeads, AttentionScale, SwapLastAxes
 from .attention_mask import AttentionMaskExpand, AttentionOpenMask
+from .contrib import (
+    ContribAttention,
+    ContribBiasGelu,
+    ContribErfGelu,
+    ContribFastGelu,
+    ContribMultiHeadAttention,
+    ContribQuickGelu,
+    ContribRotaryEmbedding,
+)
 from .einsum import EinsumLinear, EinsumProduct
 from .gelu import GeluErf, GeluTanh, QuickGelu
 from .layer_norm import LayerNormPieces
@@ -13,6 +22,13 @@ from .rms_norm import RmsNormPieces
 from .rotary import RotaryPartial, RotaryParts, RotarySum
 
 RULES: tuple[type[Fusion], ...] = (
+    ContribBiasGelu,
+    ContribErfGelu,
+    ContribFastGelu,
+    ContribQuickGelu,
+    ContribRotaryEmbedding,
+    ContribMultiHeadAttention,
+    ContribAttention,
     EinsumProduct,
     EinsumLinear,
     GeluErf,

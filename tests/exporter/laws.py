@@ -69,7 +69,19 @@ def build(
     passes.NameFixPass()(model)
     passes.RemoveUnusedNodesPass()(model)  # what another variant derives
     passes.ShapeInferencePass()(model)
+    if any(value.dtype is None for value in outputs):
+        _infer_contrib(model)
     return model
+
+
+def _infer_contrib(model: ir.Model) -> None:
+    """Types and shapes of outputs of onnxruntime's own operators, which onnx does not know."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    for value, found in zip(model.graph.outputs, session.get_outputs(), strict=True):
+        value.dtype = {"tensor(float)": ir.DataType.FLOAT}[found.type]
+        value.shape = ir.Shape(found.shape)
 
 
 Runner = Callable[[Mapping[str, np.ndarray]], list[Any]]
