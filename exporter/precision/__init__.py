@@ -90,6 +90,22 @@ PRECISIONS: dict[str, Precision] = {
             module="fp16",
             attention=True,
         ),
+        Precision(
+            "int8",
+            "8 bit weights scaled per column, 8 bit activations scaled per token",
+            "fastest on CPUs; a vector does not depend on what shares its batch, nor on padding",
+            "cosine >= 0.995; needs calibration",
+            ("cpu",),
+            module="int8",
+        ),
+        Precision(
+            "int8-dynamic",
+            "8 bit weights scaled per column, activations scaled per call (onnxruntime's dynamic scheme)",
+            "needs no calibration",
+            "a vector changes with what shares its batch and with padding",
+            ("cpu",),
+            module="dynamic",
+        ),
     )
 }
 

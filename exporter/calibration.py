@@ -1,0 +1,206 @@
+"""What a precision is calibrated and judged on: real texts, the user's texts or arrays, or random ids.
+
+Without anything given, texts are docstrings of Python's standard library: real prose and code, on every machine,
+without a download.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..runtime.tensors import TensorSpec, make_feeds
+from ..runtime.text import TextEncoder
+
+__all__ = ["DEFAULT_SAMPLES", "docstrings", "read_calibration", "samples_of", "spread", "token_lengths"]
+
+DEFAULT_SAMPLES = 48
+"""Texts that are run when nothing is said."""
+
+_LONGEST = 256
+"""Longest calibration text in tokens, and longest random sequence."""
+
+_SKIPPED = ("antigravity", "this", "idlelib", "test", "lib2to3", "turtledemo")
+"""Modules that do something when they are imported, or that not every installation has."""
+
+
+@functools.cache
+def docstrings(count: int | None = None) -> tuple[str, ...]:
+    """Docstrings of the standard library's public Python modules, their classes and functions, in a fixed order.
+
+    Args:
+        count: How many, spread evenly over all modules; ``None`` for all. Fewer where the library has fewer.
+    """
+    found: dict[str, None] = {}
+    for name in sorted(sys.stdlib_module_names):
+        if name.startswith("_") or name in _SKIPPED:
+            continue
+        try:
+            with warnings.catch_warnings():  # of deprecated modules
+                warnings.simplefilter("ignore")
+                module = importlib.import_module(name)
+        except Exception:  # noqa: BLE001 - made for another platform, or built without its library
+            continue
+        for text in _texts(module):
+            found.setdefault(text)
+    texts = tuple(found)
+    return texts if count is None else tuple(spread(texts, count))
+
+
+def _texts(module: Any) -> Iterator[str]:
+    members = [each for _, each in sorted(vars(module).items()) if inspect.isclass(each) or inspect.isfunction(each)]
+    own = [each for each in members if getattr(each, "__module__", None) == module.__name__]
+    methods = [
+        member
+        for each in own
+        if inspect.isclass(each)
+        for _, member in sorted(vars(each).items())
+        if inspect.isfunction(member)
+    ]
+    for each in (module, *own, *methods):
+        text = inspect.cleandoc(each.__doc__) if isinstance(each.__doc__, str) else ""
+        if text:
+            yield text
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """At most ``count`` of the items, evenly spread, in their order."""
+    if count >= len(items):
+        return list(items)
+    return [items[int(i)] for i in np.linspace(0, len(items) - 1, count)]
+
+
+def token_lengths(texts: Sequence[str], encoder: TextEncoder) -> list[int]:
+    """Tokens of each text, special ones included, cut to the encoder's limit."""
+    return [len(encoding) for encoding in encoder.encode(texts)]
+
+
+def samples_of(
+    inputs: Sequence[TensorSpec],
+    *,
+    texts: Sequence[str] = (),
+    encoder: TextEncoder | None = None,
+    max_length: int | None = None,
+    count: int = DEFAULT_SAMPLES,
+) -> list[dict[str, np.ndarray]]:
+    """Feeds of one row each, without padding.
+
+    Args:
+        inputs: The model's inputs.
+        texts: What to tokenize; docstrings when empty.
+        encoder: The model's tokenizer; without one, ids are random and lengths those of short texts.
+        max_length: Longest sequence that the model takes.
+        count: How many, at least 1.
+
+    Returns:
+        Feeds by input name, (1, length) or what the axes of an input say.
+    """
+    if encoder is not None and all(spec.role != "features" for spec in inputs):
+        chosen = spread(texts, count) if texts else docstrings(count)
+        longest = min(max_length or _LONGEST, _LONGEST)
+        return [
+            {name: array[:, :longest] for name, array in encoder.feeds([encoding]).items()}
+            for encoding in encoder.encode(chosen)
+        ]
+    random = np.random.default_rng(0)
+    longest = min(max_length or _LONGEST, _LONGEST)
+    lengths = np.clip(np.exp(random.normal(np.log(48), 0.6, count)), min(4, longest), longest).astype(int)
+    return [make_feeds(inputs, batch=1, sequence=int(n), seed=1000 + i) for i, n in enumerate(lengths)]
+
+
+def read_calibration(
+    path: str | Path,
+    inputs: Sequence[TensorSpec],
+    *,
+    encoder: TextEncoder | None = None,
+    max_length: int | None = None,
+    count: int = DEFAULT_SAMPLES,
+) -> list[dict[str, np.ndarray]]:
+    """Reads the user's own samples.
+
+    Args:
+        path: A ``.txt`` with a text a line, a ``.jsonl`` with a string or ``{"text": ...}`` a line, or an ``.npz`` of
+            arrays by input name whose first axis is the batch.
+        inputs: The model's inputs.
+        encoder: The model's tokenizer, needed for texts.
+        max_length: Longest sequence that the model takes.
+        count: At most so many samples are used, evenly spread.
+
+    Raises:
+        InputError: The file cannot be read or used; says the line or the array.
+    """
+    path = Path(path)
+    kinds = {".txt": _lines, ".jsonl": _records}
+    if path.suffix != ".npz" and path.suffix not in kinds:
+        raise InputError(f"calibration {path}: found {path.suffix or 'no suffix'}, wanted .txt, .jsonl or .npz")
+    try:
+        if path.suffix == ".npz":
+            return _arrays(path, inputs, count)
+        if encoder is None:
+            raise InputError(f"calibration {path}: the source has no tokenizer, wanted an .npz of arrays")
+        texts = kinds[path.suffix](path)
+    except OSError as error:
+        raise InputError(f"calibration {path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"calibration {path}: not UTF-8 at byte {error.start}") from error
+    if not texts:
+        raise InputError(f"calibration {path}: found no text, wanted at least one")
+    return samples_of(inputs, texts=texts, encoder=encoder, max_length=max_length, count=count)
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _records(path: Path) -> list[str]:
+    texts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"calibration {path}: line {number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON: {error}") from error
+        text = record.get("text") if isinstance(record, dict) else record
+        if not isinstance(text, str):
+            raise InputError(f'{where}: found {str(record)[:60]}, wanted a string or an object with "text"')
+        texts.append(text)
+    return texts
+
+
+def _arrays(path: Path, inputs: Sequence[TensorSpec], count: int) -> list[dict[str, np.ndarray]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:  # noqa: TID251
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, KeyError, EOFError) as error:
+        raise InputError(f"calibration {path}: not an .npz of arrays: {error}") from error
+    wanted = {spec.name: spec for spec in inputs}
+    if set(arrays) != set(wanted):
+        raise InputError(f"calibration {path}: found {', '.join(arrays) or 'nothing'}, wanted {', '.join(wanted)}")
+    rows = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(rows) != 1 or rows == {0}:
+        raise InputError(f"calibration {path}: found {sorted(rows)} rows, wanted the same number, at least 1")
+    typed = {name: _typed(array, wanted[name], path) for name, array in arrays.items()}
+    return [{name: array[i : i + 1] for name, array in typed.items()} for i in spread(range(rows.pop()), count)]
+
+
+def _typed(array: np.ndarray, spec: TensorSpec, path: Path) -> np.ndarray:
+    where = f"calibration {path}: {spec.name}"
+    if array.ndim != len(spec.shape):
+        raise InputError(f"{where}: found rank {array.ndim}, wanted {len(spec.shape)}")
+    if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        raise InputError(f"{where}: found {array.dtype}, wanted {spec.dtype}")
+    if spec.limit is not None and array.size and not (array.min() >= 0 and array.max() < spec.limit):
+        raise InputError(f"{where}: found values {array.min()} to {array.max()}, wanted 0 to {spec.limit - 1}")
+    return array.astype(spec.dtype)
