@@ -6,18 +6,12 @@ from ..fusion import Fusion
 from .attention import AttentionPieces
 from .attention_form import AttentionHeads, AttentionScale, SwapLastAxes
 from .attention_mask import AttentionMaskExpand, AttentionOpenMask
-from .contrib import (
-    ContribAttention,
-    ContribBiasGelu,
-    ContribErfGelu,
-    ContribFastGelu,
-    ContribMultiHeadAttention,
-    ContribQuickGelu,
-    ContribRotaryEmbedding,
-)
+from .contrib import ContribBiasGelu, ContribErfGelu, ContribFastGelu, ContribQuickGelu, ContribRotaryEmbedding
+from .contrib_attention import ContribAttention, ContribMultiHeadAttention
 from .einsum import EinsumLinear, EinsumProduct
 from .gelu import GeluErf, GeluTanh, QuickGelu
 from .layer_norm import LayerNormPieces
+from .live_rows import AttentionLiveRows
 from .rms_norm import RmsNormPieces
 from .rotary import RotaryPartial, RotaryParts, RotarySum
 
@@ -43,6 +37,7 @@ RULES: tuple[type[Fusion], ...] = (
     AttentionPieces,
     AttentionScale,
     AttentionMaskExpand,
+    AttentionLiveRows,
     AttentionOpenMask,
     AttentionHeads,
 )
