@@ -1,4 +1,4 @@
-"""Engine: a model in OpenVINO. Request: ``model`` (``.onnx``, ``.xml``), ``precision`` (``f32``, ``bf16``), ``threads``."""
+"""Engine: a model in OpenVINO. Request: ``model`` (a file), ``precision`` (``f32``, ``bf16``), ``threads``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def load(request: dict[str, Any]) -> Run:
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
         "INFERENCE_NUM_THREADS": str(request["threads"]),
-        "INFERENCE_PRECISION_HINT": request["precision"],
     }
+    if request["precision"] is not None:  # else OpenVINO's own choice: bf16 beside int8 where the CPU has it
+        settings["INFERENCE_PRECISION_HINT"] = request["precision"]
     compiled = openvino.Core().compile_model(request["model"], "CPU", settings)
     names = [each.get_any_name() for each in compiled.inputs]
     output = compiled.output("last_hidden_state")

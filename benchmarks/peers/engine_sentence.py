@@ -25,9 +25,10 @@ def load(request: dict[str, Any]) -> Run:
         session.intra_op_num_threads = threads
         options = {"provider": "CPUExecutionProvider", "session_options": session}
     elif request["backend"] == "openvino":
-        options = {
-            "ov_config": {"INFERENCE_NUM_THREADS": str(threads), "INFERENCE_PRECISION_HINT": request["precision"]}
-        }
+        settings = {"INFERENCE_NUM_THREADS": str(threads)}
+        if request["precision"] is not None:  # else OpenVINO's own choice: bf16 beside int8 where the CPU has it
+            settings["INFERENCE_PRECISION_HINT"] = request["precision"]
+        options = {"ov_config": settings}
     if request["file"] is not None:
         options["file_name"] = request["file"]
     model = SentenceTransformer(request["model"], backend=request["backend"], device="cpu", model_kwargs=options)

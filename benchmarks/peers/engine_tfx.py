@@ -16,7 +16,7 @@ def load(request: dict[str, Any]) -> Run:
 
     def run(feeds: Any) -> np.ndarray:
         if isinstance(feeds, list):
-            return np.asarray(session.encode(feeds))
+            return np.stack(list(session.run_many(feeds)))
         return session.run(feeds, ["last_hidden_state"])["last_hidden_state"]
 
     return run

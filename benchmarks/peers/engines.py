@@ -68,7 +68,7 @@ STEPS: dict[str, Step] = {
     # The encoder: weights, feeds, and what torch answers in fp32.
     "encoder": Step("make_tfx.py"),
     "plain.onnx": Step("make_tfx.py", needs=("encoder",)),
-    "optimized.onnx": Step("make_onnxruntime.py", "onnxruntime", ("plain.onnx",)),
+    "optimized.onnx": Step("make_onnxruntime.py", "torch", ("plain.onnx",)),  # the optimizer imports torch
     "int8.onnx": Step("make_onnxruntime.py", "onnxruntime", ("plain.onnx",), {"of": "plain.onnx"}),
     "optimized-int8.onnx": Step("make_onnxruntime.py", "onnxruntime", ("optimized.onnx",), {"of": "optimized.onnx"}),
     "nncf.xml": Step("make_openvino.py", "openvino", ("plain.onnx",)),
@@ -95,7 +95,7 @@ def _onnxruntime(model: str, precision: str) -> Engine:
     return Engine("engine_onnxruntime.py", model, precision, "onnxruntime")
 
 
-def _openvino(model: str, precision: str, hint: str) -> Engine:
+def _openvino(model: str, precision: str, hint: str | None) -> Engine:
     return Engine("engine_openvino.py", model, precision, "openvino", {"precision": hint})
 
 
@@ -104,7 +104,7 @@ def _torch(mode: str, precision: str) -> Engine:
 
 
 def _sentence(model: str, precision: str, backend: str, file: str | None = None) -> Engine:
-    options = {"backend": backend, "file": file, "precision": "bf16" if precision == "bf16" else "f32"}
+    options = {"backend": backend, "file": file, "precision": {"fp32": "f32", "bf16": "bf16"}.get(precision)}
     return Engine("engine_sentence.py", model, precision, "torch", options)
 
 
@@ -119,7 +119,7 @@ ENCODER_ENGINES: dict[str, Engine] = {
     "onnxruntime-optimizer-int8": _onnxruntime("optimized-int8.onnx", "int8"),
     "openvino": _openvino("plain.onnx", "fp32", "f32"),
     "openvino-bf16": _openvino("plain.onnx", "bf16", "bf16"),
-    "openvino-int8": _openvino("nncf.xml", "int8", "f32"),
+    "openvino-int8": _openvino("nncf.xml", "int8", None),
     "torch": _torch("eager", "fp32"),
     "torch-compile": _torch("compile", "fp32"),
     "torch-bf16": _torch("bf16", "bf16"),

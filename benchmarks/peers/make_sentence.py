@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,13 @@ def _quantize(model: SentenceTransformer, texts: list[str], out: Path, config: o
         return body.tokenizer(batch["text"], padding="max_length", max_length=128, truncation=True)
 
     data = Dataset.from_dict({"text": texts}).map(tokens, batched=True, remove_columns=["text"])
-    quantizer.quantize(
-        calibration_dataset=data, ov_config=OVConfig(quantization_config=config), save_directory=str(out / "openvino")
-    )
-    for end in (".xml", ".bin"):
-        made = out / "openvino" / f"openvino_model{end}"
-        made.replace(out / "openvino" / f"openvino_model_qint8_quantized{end}")
-    model.save_pretrained(str(out))
+    with tempfile.TemporaryDirectory(dir=out) as made:
+        quantizer.quantize(
+            calibration_dataset=data, ov_config=OVConfig(quantization_config=config), save_directory=made
+        )
+        for end in (".xml", ".bin"):
+            (file,) = Path(made).rglob(f"openvino_model{end}")
+            file.replace(out / "openvino" / f"openvino_model_qint8_quantized{end}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Makes what the engines read, in tfx's own environment: ``python make_tfx.py NAME FOLDER OPTIONS``.
 
-FOLDER/model.json says which model: ``config`` of the reference encoder and ``batches``, or ``checkpoint`` and ``texts``;
-both with ``sizes``.
+FOLDER/model.json says which model: ``config`` of the reference encoder and ``batches``, or ``checkpoint`` and
+``texts``; both with ``sizes``.
 """
 
 from __future__ import annotations
