@@ -94,14 +94,23 @@ def raise_model(model: ir.Model) -> Report:
 
 
 @quiet()
-def lower_model(model: ir.Model, target: Target, report: Report, *, opset: int | None = None) -> None:
+def lower_model(
+    model: ir.Model, target: Target, report: Report, *, opset: int | None = None, packed: bool = True
+) -> None:
     """Rewrites canonical nodes into what a target runs and settles opset and IR version, in place.
+
+    Args:
+        model: Canonical.
+        target: See :mod:`.targets`.
+        report: Of raising; what fired here is added.
+        opset: ai.onnx opset to write; the target's default when ``None``.
+        packed: Whether projections may go into an attention operator.
 
     Raises:
         InputError: The graph needs a newer opset or another domain than the target allows.
     """
     target.check_opset(opset)
-    _run(rules_for(target, opset), model, report)
+    _run(rules_for(target, opset, packed=packed), model, report)
     sizes_from_inputs(model)
     tidy(model)
     passes.NameFixPass()(model)

@@ -211,7 +211,7 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Runner, Bundle, float]:
 
 def _checked(runner: Runner, bundle: Bundle) -> ParityReport:
     manifest = bundle.manifest
-    tolerance = Tolerance(manifest.tolerance["max_abs"], manifest.tolerance["min_cosine"])
+    tolerance = Tolerance(**manifest.tolerance)
     report = verify(runner.run, bundle.golden(), tolerance, inputs=manifest.inputs, outputs=manifest.outputs)
     report.check()
     return report

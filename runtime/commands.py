@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -102,9 +103,11 @@ def verify(
 
     opened = Bundle.open(bundle)
     own = opened.manifest.tolerance
-    tolerance = Tolerance(
-        own["max_abs"] if max_abs is None else max_abs, own["min_cosine"] if min_cosine is None else min_cosine
-    )
+    tolerance = Tolerance(**own)
+    if max_abs is not None:
+        tolerance = dataclasses.replace(tolerance, max_abs=max_abs)
+    if min_cosine is not None:
+        tolerance = dataclasses.replace(tolerance, min_cosine=min_cosine, min_token_cosine=None)
     report = verify_bundle(opened, provider, not no_optimize, tolerance, threads, progress=show.track)
     if as_json:
         show.print_json(report.to_json())

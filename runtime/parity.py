@@ -40,28 +40,36 @@ class Tolerance:
     Attributes:
         max_abs: largest allowed absolute difference of any element, None for no bound.
         min_cosine: smallest allowed cosine of any vector, None for no bound.
+        min_token_cosine: the same where an output has a vector for every position, None for ``min_cosine``: one token
+            of many is judged there, and the tokens of a golden are random.
     """
 
     max_abs: float | None
     min_cosine: float | None
+    min_token_cosine: float | None = None
 
     def to_json(self) -> dict[str, float | None]:
         """Return the manifest's form."""
-        return {"max_abs": self.max_abs, "min_cosine": self.min_cosine}
+        bounds = {"max_abs": self.max_abs, "min_cosine": self.min_cosine}
+        return bounds if self.min_token_cosine is None else {**bounds, "min_token_cosine": self.min_token_cosine}
 
     def allows(self, comparison: Comparison) -> bool:
-        """Return whether a comparison is sound and within both bounds (NaN is within none)."""
+        """Return whether a comparison is sound and within the bounds (NaN is within none)."""
+        cosine = self.min_cosine
+        if comparison.per_token and self.min_token_cosine is not None:
+            cosine = self.min_token_cosine
         return (
             comparison.problem is None
             and (self.max_abs is None or comparison.max_abs <= self.max_abs)
-            and (self.min_cosine is None or comparison.min_cosine >= self.min_cosine)
+            and (cosine is None or comparison.min_cosine >= cosine)
         )
 
 
 TOLERANCES: Mapping[str, Tolerance] = {
     "fp32": Tolerance(max_abs=1e-4, min_cosine=0.99999),
     "fp16": Tolerance(max_abs=None, min_cosine=0.9999),
-    "int8": Tolerance(max_abs=None, min_cosine=0.99),
+    "int8": Tolerance(max_abs=None, min_cosine=0.99, min_token_cosine=0.97),
+    "int8-dynamic": Tolerance(max_abs=None, min_cosine=0.95, min_token_cosine=0.9),
 }
 """The one table of tolerances, by precision."""
 
@@ -74,11 +82,13 @@ class Comparison:
         max_abs: largest absolute difference; NaN when it cannot be said.
         min_cosine: smallest cosine of any vector; NaN when it cannot be said.
         problem: why the arrays can never agree (shape, NaN, constant), None when they may.
+        per_token: whether there is a vector for every position, of which the attended ones were compared.
     """
 
     max_abs: float
     min_cosine: float
     problem: str | None = None
+    per_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,7 +197,8 @@ def compare(
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape:
         return _never(f"shape {actual.shape}, wanted {expected.shape}")
-    if attention_mask is not None and _has_positions(expected, attention_mask, axes):
+    per_token = attention_mask is not None and _has_positions(expected, attention_mask, axes)
+    if per_token:
         attended = np.asarray(attention_mask) != 0
         actual, expected = actual[attended], expected[attended]
     if expected.size == 0:
@@ -199,7 +210,7 @@ def compare(
             return _never(f"{whose} holds NaN or infinity")
         if floating and values.size > 1 and values.min() == values.max():
             return _never(f"{whose} is constant ({values.flat[0]:.6g} everywhere)")
-    return Comparison(max_abs=float(np.abs(a - b).max()), min_cosine=_min_cosine(a, b))
+    return Comparison(float(np.abs(a - b).max()), _min_cosine(a, b), per_token=per_token)
 
 
 def verify(
@@ -266,7 +277,7 @@ def verify_bundle(
     report = verify(
         session.run,
         progress(bundle.golden()),
-        tolerance or Tolerance(manifest.tolerance["max_abs"], manifest.tolerance["min_cosine"]),
+        tolerance or Tolerance(**manifest.tolerance),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
     )

@@ -39,16 +39,18 @@ PRIMITIVES: tuple[tuple[int, tuple[type[Fusion], ...]], ...] = (
 )
 
 
-def rules_for(target: Target, opset: int | None) -> tuple[type[Fusion], ...]:
+def rules_for(target: Target, opset: int | None, *, packed: bool = True) -> tuple[type[Fusion], ...]:
     """The rules that lower canonical nodes for a target, in order.
 
     Args:
         target: The profile.
         opset: The ai.onnx opset to reach; it matters where only ai.onnx may be used.
+        packed: Whether projections may go into an attention operator, where no precision reaches their weights.
     """
     if target.name in RULES:
+        rules = tuple(rule for rule in RULES[target.name] if packed or rule is not PackedAttention)
         # Below opset 23 every onnxruntime loads it, and makes its own kernel of the pieces.
-        return RULES[target.name] if opset is not None and opset >= 23 else (*RULES[target.name], RmsNormPrimitives)
+        return rules if opset is not None and opset >= 23 else (*rules, RmsNormPrimitives)
     wanted = target.default_opset if opset is None else opset
     version = 23 if wanted is None else wanted
     older = [rule for since, rules in PRIMITIVES for rule in rules if version < since]
