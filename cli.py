@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("exporter.commands:inspect", "Show what a bundle or an .onnx file holds."),
     "verify": ("runtime.commands:verify", "Check a bundle against its recorded outputs."),
     "run": ("runtime.commands:run", "Run a bundle on text or on arrays."),
+    "embed": ("runtime.embed_command:embed", "Turn every text of a file into a vector."),
     "bench": ("runtime.bench_command:bench", "Time a bundle: latency, tokens/s, memory."),
     "doctor": ("runtime.commands:doctor", "Show what can run on this machine and what is missing."),
 }

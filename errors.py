@@ -97,6 +97,7 @@ class DependencyError(MachineError):
         "onnxscript": "tfx-onnx[export]",
         "transformers": "tfx-onnx[hf]",
         "matplotlib": "tfx-onnx[plot]",
+        "pyarrow": "tfx-onnx[parquet]",
         "openvino": "openvino",
         "sentence_transformers": "sentence-transformers",
     }

@@ -22,7 +22,18 @@ from typing import Any, TypeVar
 from ..errors import InputError
 from .text import Encoding
 
-__all__ = ["Call", "Schedule", "blocks_of", "candidates", "fastest", "groups", "in_order", "sample"]
+__all__ = [
+    "Call",
+    "Schedule",
+    "blocks_of",
+    "by_threads",
+    "candidates",
+    "fastest",
+    "groups",
+    "in_order",
+    "packed",
+    "sample",
+]
 
 T = TypeVar("T")
 
@@ -78,11 +89,23 @@ class Schedule:
         return f"{calls} at once, {threads} each, up to {self.batch_tokens} tokens a call"
 
 
-def candidates(threads: int) -> list[Schedule]:
-    """Return the schedules worth trying on so many cores; the first is what is taken without a measurement."""
-    found = [Schedule(threads, 1, 256), Schedule(threads, 1, 1024), Schedule(1, threads, 4096)]
-    if threads >= 8:  # memory bandwidth or a shared cache may favour something between
-        found.append(Schedule(threads // 4, 4, 2048))
+def by_threads(cores: int, batch_tokens: int = 256) -> Schedule:
+    """Return the schedule of small calls, one thread each, as many at once as there are cores."""
+    return Schedule(cores, 1, batch_tokens)
+
+
+def packed(cores: int, batch_tokens: int = 4096) -> Schedule:
+    """Return the schedule of one large call at a time on all cores."""
+    return Schedule(1, cores, batch_tokens)
+
+
+def candidates(cores: int, provider: str = "cpu") -> list[Schedule]:
+    """Return the schedules worth trying; the first is what is taken without a measurement."""
+    if provider != "cpu":  # a device divides a call by itself, and wants it large
+        return [Schedule(1, 1, 16384)]
+    found = [by_threads(cores), by_threads(cores, 1024), packed(cores)]
+    if cores >= 8:  # memory bandwidth or a shared cache may favour something between
+        found.append(Schedule(cores // 4, 4, 2048))
     return list(dict.fromkeys(found))
 
 

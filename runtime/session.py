@@ -18,7 +18,10 @@ from .providers import StrictSession, create_session
 from .schedule import Call, Schedule, blocks_of, candidates, fastest, in_order
 from .text import Encoding, TextEncoder, pad, text_encoder, token_encoding
 
-__all__ = ["Session"]
+__all__ = ["MEASURED_ROWS", "Session"]
+
+MEASURED_ROWS = 4096
+"""Rows on which schedules are measured; with fewer, that would take longer than it saves."""
 
 # onnxruntime's names of the dtypes that a bundle's inputs can have.
 _ORT_TYPES = {"float": "float32", "double": "float64"}
@@ -26,8 +29,6 @@ _ORT_TYPES = {"float": "float32", "double": "float64"}
 _BLOCK_ROWS = 1024  # rows that are divided into calls together: enough to find neighbours in length
 _BLOCK_ROWS_WHOLE = 64  # the same where a row's result is every output at every position
 _BLOCK_SIZE = 4 << 20  # characters or tokens in a block: bounds memory where rows are long
-_WORTH_MEASURING = 4096  # rows; with fewer, choosing a schedule would take longer than it saves
-_CUDA = Schedule(1, 1, 16384)
 
 
 class Session:
@@ -215,17 +216,20 @@ class Session:
         """
         return in_order(blocks, self._encode_items, self._call(schedule), schedule, padded=self._padded, first=first)
 
-    def choose_schedule(self, items: Sequence[Any], cores: int | None = None) -> tuple[Schedule, dict[Schedule, float]]:
+    def choose_schedule(
+        self, items: Sequence[Any], cores: int | None = None, tried: Sequence[Schedule] | None = None
+    ) -> tuple[Schedule, dict[Schedule, float]]:
         """Measure which schedule runs such items fastest; it takes two or three seconds.
 
         Args:
             items: as ``run_many`` takes them; their lengths should be those of what is to come.
             cores: threads in all, None for the session's.
+            tried: the schedules to measure, None for ``schedule.candidates``.
 
         Returns:
             The schedule, and tokens per second of each that was tried.
         """
-        tried = self._candidates(cores)
+        tried = self._candidates(cores) if tried is None else tried
         encodings = self._encode_items(items, 0)
         chosen, rates = fastest(tried, self._call, encodings, padded=self._padded)
         with self._other_lock:  # the loser's memory goes back
@@ -238,18 +242,16 @@ class Session:
         return self.bundle.manifest.layout == "padded"
 
     def _candidates(self, cores: int | None) -> list[Schedule]:
-        if self.provider != "cpu":
-            return [_CUDA]
-        return candidates(cores or self._session.threads or default_threads())
+        return candidates(cores or self._session.threads or default_threads(), self.provider)
 
     def _schedule_for(self, blocks: Iterator[list[Any]], cores: int | None) -> tuple[Schedule, Iterator[list[Any]]]:
         """Return the schedule to take, and the blocks with those put back that were looked at."""
         ahead: list[list[Any]] = []
         items: list[Any] = []
-        while len(items) < _WORTH_MEASURING and (block := next(blocks, None)) is not None:
+        while len(items) < MEASURED_ROWS and (block := next(blocks, None)) is not None:
             ahead.append(block)
             items += block
-        if len(items) < _WORTH_MEASURING:
+        if len(items) < MEASURED_ROWS:
             schedule = self._candidates(cores)[0]
         else:
             schedule, _ = self.choose_schedule(items, cores)

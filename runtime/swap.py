@@ -23,7 +23,7 @@ from ..errors import BundleError
 from .manifest import MANIFEST_NAME
 from .signals import sigterm_raises
 
-__all__ = ["ensure_free", "folder_problem", "replace_folder"]
+__all__ = ["ensure_free", "flush_entry", "folder_problem", "replace_folder"]
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -94,7 +94,7 @@ def replace_folder(destination: str | Path, fill: Callable[[Path], None], *, for
                 if aside.exists():
                     aside.rename(path)
                 raise
-            _flush_entry(path.parent)
+            flush_entry(path.parent)
         except OSError as error:
             if not _is_write_error(error, fresh):
                 raise  # `fill` could not read its own source
@@ -165,11 +165,11 @@ def _flush(folder: Path) -> None:
     for entry in folder.iterdir():
         if not entry.is_file() or entry.is_symlink():
             raise BundleError(f"{entry.name}: a bundle holds plain files only")
-        _flush_entry(entry)
-    _flush_entry(folder)
+        flush_entry(entry)
+    flush_entry(folder)
 
 
-def _flush_entry(path: Path) -> None:
+def flush_entry(path: Path) -> None:
     """Make a file or a folder's list of names outlive a power cut."""
     if sys.platform == "win32":  # folders cannot be opened there, read-only files cannot be flushed
         return

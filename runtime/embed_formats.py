@@ -1,0 +1,64 @@
+"""Vectors as JSON lines and as Parquet, written a chunk of rows after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["CHUNK", "WRITERS", "write_json", "write_parquet"]
+
+CHUNK = 1024
+"""Rows in a chunk."""
+
+_ROW_GROUP = 8 * CHUNK
+
+
+def write_json(path: Path, chunks: Iterable[np.ndarray]) -> None:
+    """Write ``{"row": 0, "embedding": [...]}``, one line a row; null stands for NaN and infinity."""
+    row = 0
+    with path.open("w", encoding="ascii", newline="\n") as file:
+        for values in chunks:
+            # Nine digits give a float32 back exactly. JSON has no NaN and no infinity.
+            numbers = ", ".join(["%.9g"] * values.shape[1])
+            finite: list[bool] = np.isfinite(values).all(axis=1).tolist()
+            for i, vector in enumerate(values.astype(np.float64)):
+                text = numbers % tuple(vector.tolist())
+                if not finite[i]:
+                    text = ", ".join(f"{value:.9g}" if np.isfinite(value) else "null" for value in vector)
+                file.write(f'{{"row": {row}, "embedding": [{text}]}}\n')
+                row += 1
+
+
+def write_parquet(path: Path, chunks: Iterable[np.ndarray]) -> None:
+    """Write one column ``embedding`` of lists of one length, in row groups."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    writer: Any = None
+    waiting: list[np.ndarray] = []
+
+    def write() -> None:
+        nonlocal writer
+        values = np.concatenate(waiting)
+        waiting.clear()
+        vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
+        table = pyarrow.table({"embedding": vectors})
+        if writer is None:
+            # Vectors hardly compress and hardly repeat.
+            writer = parquet.ParquetWriter(path, table.schema, compression="none", use_dictionary=False)
+        writer.write_table(table, row_group_size=_ROW_GROUP)
+
+    for values in chunks:
+        waiting.append(values)
+        if len(waiting) * CHUNK >= _ROW_GROUP:
+            write()
+    if waiting:
+        write()
+    writer.close()
+
+
+WRITERS: Mapping[str, Callable[[Path, Iterable[np.ndarray]], None]] = {".jsonl": write_json, ".parquet": write_parquet}
+"""Ending of a file and what writes it from chunks of rows (n, dimension)."""
