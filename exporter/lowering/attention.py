@@ -324,7 +324,7 @@ def _joined(op: Any, parts: list[ir.Value], axis: int) -> ir.Value:
     shape = list(tensors[0].shape.numpy())
     shape[axis] = sum(int(tensor.shape.numpy()[axis]) for tensor in tensors)
     names = "/".join(part.name or "" for part in parts)
-    name = f"{parts[0].name}_packed_{zlib.crc32(names.encode()):08x}"
+    name = _whole(parts) or f"{parts[0].name}_packed_{zlib.crc32(names.encode()):08x}"
 
     def make() -> ir.LazyTensor:
         return ir.LazyTensor(
@@ -335,3 +335,10 @@ def _joined(op: Any, parts: list[ir.Value], axis: int) -> ir.Value:
         )
 
     return weight(op, parts[0], name, f"packed {names}", make)
+
+
+def _whole(parts: list[ir.Value]) -> str | None:
+    """The name of what was cut into these parts when it was raised: put together again, it is called as before."""
+    stems = {(part.name or "").removesuffix(f"_{side}") for part, side in zip(parts, "qkv", strict=False)}
+    named = all((part.name or "").endswith(f"_{side}") for part, side in zip(parts, "qkv", strict=False))
+    return stems.pop() if named and len(stems) == 1 else None
