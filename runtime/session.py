@@ -201,7 +201,7 @@ class Session:
     def blocks(self, items: Iterable[Any]) -> Iterator[list[Any]]:
         """Cut items into the blocks that ``run_many`` runs; the same items give the same blocks."""
         rows = _BLOCK_ROWS if self.bundle.manifest.pooling else _BLOCK_ROWS_WHOLE
-        return blocks_of(items, rows, _BLOCK_SIZE, len)
+        return blocks_of(items, rows, _BLOCK_SIZE, lambda item: len(item) if hasattr(item, "__len__") else 1)
 
     def run_blocks(self, blocks: Iterable[Sequence[Any]], schedule: Schedule, *, first: int = 0) -> Iterator[list[Any]]:
         """Run blocks of items and yield each block's results; a block gives the same bits wherever it stands.
