@@ -20,6 +20,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,12 +105,13 @@ class Spool:
                 header = _header(identity)
                 partial.truncate(0)
                 partial.write(header)
-                size = len(header) + _row_bytes(identity) * int(identity["rows"])
-                if hasattr(os, "posix_fallocate"):  # a disk that is too small is known now
-                    os.posix_fallocate(partial.fileno(), 0, size)
-                else:
-                    partial.truncate(size)
+                rows = int(identity["rows"])
+                size = len(header) + _row_bytes(identity) * rows
                 partial.flush()
+                free = shutil.disk_usage(out.absolute().parent).free
+                if size > free:  # known now, and not after hours
+                    raise InputError(f"{out}: {rows} rows need {size} bytes, and {free} are free there")
+                partial.truncate(size)
                 # The journal appears whole: a run without it has not begun.
                 fresh = _hidden(out)
                 fresh.write_bytes(_line({"tfx_embed": 1, "force": force, "identity": dict(identity)}))
@@ -118,6 +120,7 @@ class Spool:
                 return cls(out, identity, 0, partial, _journal(out).open("ab"))
             except BaseException:
                 partial.close()
+                _partial(out).unlink(missing_ok=True)
                 raise
 
     @classmethod
@@ -151,7 +154,7 @@ class Spool:
                 if finished:
                     done = int(found["identity"]["rows"])
                 else:
-                    done, lines = _checked(partial, found["identity"], blocks)
+                    done, lines = _checked(out, partial, found["identity"], blocks)
                     with path.open("r+b") as file:
                         file.truncate(ends[lines])
                 return cls(out, found["identity"], done, partial, path.open("ab"))
@@ -300,12 +303,14 @@ def _read_journal(path: Path) -> tuple[dict[str, Any], list[tuple[int, int]], bo
     return found, blocks, moving, ends
 
 
-def _checked(partial: IO[bytes], identity: Mapping[str, Any], blocks: list[tuple[int, int]]) -> tuple[int, int]:
+def _checked(
+    out: Path, partial: IO[bytes], identity: Mapping[str, Any], blocks: list[tuple[int, int]]
+) -> tuple[int, int]:
     """Return how many rows, and blocks, are in the file as the journal says."""
     header = _header(identity)
     partial.seek(0)
     if partial.read(len(header)) != header:
-        raise InputError(f"{getattr(partial, 'name', 'partial')}: damaged; --force without --resume begins anew")
+        raise InputError(f"{_partial(out)}: damaged; --force without --resume begins anew")
     done = 0
     for number, (rows, checksum) in enumerate(blocks):
         values = partial.read((rows - done) * _row_bytes(identity))
