@@ -11,13 +11,15 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from workloads import alone, docstrings, feeds
 
 from tfx.errors import InputError
-from tfx.exporter.sources import Source
+
+if TYPE_CHECKING:
+    from tfx.exporter.sources import Source
 
 _DEFAULTS = {"layout": "padded", "precision": "fp32"}  # of an export that has no such option yet
 
