@@ -6,6 +6,7 @@ without a download.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -22,7 +23,7 @@ from ..errors import InputError
 from ..runtime.tensors import TensorSpec, make_feeds
 from ..runtime.text import TextEncoder
 
-__all__ = ["DEFAULT_SAMPLES", "docstrings", "read_calibration", "samples_of", "spread", "token_lengths"]
+__all__ = ["DEFAULT_SAMPLES", "Calibration", "calibrate", "docstrings", "random_samples", "spread", "token_lengths"]
 
 DEFAULT_SAMPLES = 48
 """Texts that are run when nothing is said."""
@@ -85,61 +86,72 @@ def token_lengths(texts: Sequence[str], encoder: TextEncoder) -> list[int]:
     return [len(encoding) for encoding in encoder.encode(texts)]
 
 
-def samples_of(
-    inputs: Sequence[TensorSpec],
-    *,
-    texts: Sequence[str] = (),
-    encoder: TextEncoder | None = None,
-    max_length: int | None = None,
-    count: int = DEFAULT_SAMPLES,
-) -> list[dict[str, np.ndarray]]:
-    """Feeds of one row each, without padding.
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What is run.
 
-    Args:
-        inputs: The model's inputs.
-        texts: What to tokenize; docstrings when empty.
-        encoder: The model's tokenizer; without one, ids are random and lengths those of short texts.
-        max_length: Longest sequence that the model takes.
-        count: How many, at least 1.
-
-    Returns:
-        Feeds by input name, (1, length) or what the axes of an input say.
+    Attributes:
+        feeds: By input name, one row each, without padding.
+        source: Where they come from, for the manifest.
     """
-    if encoder is not None and all(spec.role != "features" for spec in inputs):
-        chosen = spread(texts, count) if texts else docstrings(count)
-        longest = min(max_length or _LONGEST, _LONGEST)
-        return [
-            {name: array[:, :longest] for name, array in encoder.feeds([encoding]).items()}
-            for encoding in encoder.encode(chosen)
-        ]
-    random = np.random.default_rng(0)
-    longest = min(max_length or _LONGEST, _LONGEST)
-    lengths = np.clip(np.exp(random.normal(np.log(48), 0.6, count)), min(4, longest), longest).astype(int)
-    return [make_feeds(inputs, batch=1, sequence=int(n), seed=1000 + i) for i, n in enumerate(lengths)]
+
+    feeds: list[dict[str, np.ndarray]]
+    source: str
 
 
-def read_calibration(
-    path: str | Path,
+def calibrate(
     inputs: Sequence[TensorSpec],
+    path: str | Path | None = None,
     *,
     encoder: TextEncoder | None = None,
     max_length: int | None = None,
     count: int = DEFAULT_SAMPLES,
-) -> list[dict[str, np.ndarray]]:
-    """Reads the user's own samples.
+) -> Calibration:
+    """Chooses samples, always the same.
 
     Args:
-        path: A ``.txt`` with a text a line, a ``.jsonl`` with a string or ``{"text": ...}`` a line, or an ``.npz`` of
-            arrays by input name whose first axis is the batch.
         inputs: The model's inputs.
+        path: The user's own: a ``.txt`` with a text a line, a ``.jsonl`` with a string or ``{"text": ...}`` a line, or
+            an ``.npz`` of arrays by input name whose first axis is the batch. Docstrings, and some random ids, when
+            ``None``; only the latter without a tokenizer.
         encoder: The model's tokenizer, needed for texts.
         max_length: Longest sequence that the model takes.
-        count: At most so many samples are used, evenly spread.
+        count: At most so many, evenly spread.
 
     Raises:
         InputError: The file cannot be read or used; says the line or the array.
     """
-    path = Path(path)
+    if path is not None:
+        return Calibration(_read(Path(path), inputs, encoder, max_length, count), Path(path).name)
+    if encoder is None or any(spec.role == "features" for spec in inputs):
+        return Calibration(random_samples(inputs, max_length, count), "random inputs")
+    # Random ids are rows of the table that no docstring has: scales must hold for them too.
+    some = random_samples(inputs, max_length, max(1, count // 6))
+    return Calibration(
+        _encoded(docstrings(count), encoder, max_length) + some, "docstrings of the standard library, random ids"
+    )
+
+
+def random_samples(inputs: Sequence[TensorSpec], max_length: int | None, count: int) -> list[dict[str, np.ndarray]]:
+    """Random feeds with the lengths of short texts; the last one is as long as the longest golden case."""
+    random = np.random.default_rng(0)
+    longest = min(max_length or 2 * _LONGEST, 2 * _LONGEST)
+    lengths = np.exp(random.normal(np.log(48), 0.6, count)).astype(int).clip(min(4, longest), min(longest, _LONGEST))
+    lengths[-1] = longest
+    return [make_feeds(inputs, batch=1, sequence=int(n), seed=1000 + i) for i, n in enumerate(lengths)]
+
+
+def _encoded(texts: Sequence[str], encoder: TextEncoder, max_length: int | None) -> list[dict[str, np.ndarray]]:
+    longest = min(max_length or _LONGEST, _LONGEST)
+    return [
+        {name: array[:, :longest] for name, array in encoder.feeds([encoding]).items()}
+        for encoding in encoder.encode(texts)
+    ]
+
+
+def _read(
+    path: Path, inputs: Sequence[TensorSpec], encoder: TextEncoder | None, max_length: int | None, count: int
+) -> list[dict[str, np.ndarray]]:
     kinds = {".txt": _lines, ".jsonl": _records}
     if path.suffix != ".npz" and path.suffix not in kinds:
         raise InputError(f"calibration {path}: found {path.suffix or 'no suffix'}, wanted .txt, .jsonl or .npz")
@@ -155,7 +167,7 @@ def read_calibration(
         raise InputError(f"calibration {path}: not UTF-8 at byte {error.start}") from error
     if not texts:
         raise InputError(f"calibration {path}: found no text, wanted at least one")
-    return samples_of(inputs, texts=texts, encoder=encoder, max_length=max_length, count=count)
+    return _encoded(spread(texts, count), encoder, max_length)
 
 
 def _lines(path: Path) -> list[str]:

@@ -16,11 +16,12 @@ from ..errors import InputError
 from ..runtime import show
 from ..runtime.bundle import DEFAULT_BUNDLE
 from ..runtime.manifest import COUNTS
+from .precision import PRECISIONS, table
 from .targets import TARGETS
 
 __all__ = ["export", "inspect", "optimize"]
 
-_STEPS = ("loading", "capturing", "recording", "raising", "lowering", "writing", "verifying")
+_STEPS = ("loading", "capturing", "recording", "raising", "lowering", "calibrating", "writing", "verifying")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 _target = click.option(
     "--target",
@@ -71,7 +72,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+@click.command(epilog=f"\b\nPrecisions:\n{table()}")
 @_model_options
 @click.option("--seed", type=int, help="Seed of the reference encoder's weights. [default: 0]")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="A Hugging Face or sentence-transformers folder.")
@@ -82,7 +83,19 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--pooling", type=click.Choice(["none", "cls", "mean"]), help="One vector per text, in the graph.")
 @click.option("--normalize/--no-normalize", default=None, help="Unit length for that vector.")
 @_target
-@click.option("--precision", type=click.Choice(["fp32"]), default="fp32", show_default=True, help="Of the weights.")
+@click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    default="fp32",
+    show_default=True,
+    help="What weights and products are kept in; see the table below.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Samples that a precision is calibrated on: .txt, .jsonl (strings or objects with text) or .npz. "
+    "[default: docstrings of Python's standard library]",
+)
 @_opset
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE, show_default=True)
 @click.option("--force", is_flag=True, help="Replace the bundle that is there.")
@@ -100,6 +113,7 @@ def export(
     normalize: bool | None,
     target: str,
     precision: str,
+    calibration: Path | None,
     opset: int | None,
     out: Path,
     force: bool,
@@ -119,7 +133,6 @@ def export(
       tfx export --checkpoint ./all-MiniLM-L6-v2 --out minilm
       tfx export --module my_package.model:make --input input_ids:int64:batch,sequence
     """  # noqa: D301 - click's own mark for text that is not wrapped
-    del precision
     given = {name: value for name, value in config.items() if value is not None}
     origin = _Origin(checkpoint, factory, given, seed, inputs, outputs, pooling, normalize, allow_pickle)
     origin.check()
@@ -131,6 +144,8 @@ def export(
             origin.maker(),
             out,
             target=target,
+            precision=precision,
+            calibration=calibration,
             opset=opset,
             force=force,
             check=not no_verify,
@@ -141,13 +156,16 @@ def export(
     seconds = time.perf_counter() - started
     if as_json:
         keys = ("source", "target", "precision", "layout", "model", "counts", "refusals", "parity", "max_length")
-        show.print_json({"bundle": str(out), **{key: manifest[key] for key in keys}, "seconds": round(seconds, 3)})
+        told = {**{key: manifest[key] for key in keys}, "quantization": manifest.get("quantization")}
+        show.print_json({"bundle": str(out), **told, "seconds": round(seconds, 3)})
         return
     size = sum(entry["bytes"] for entry in manifest["files"].values())
     model = manifest["model"]
     click.echo(f"{out}: {_sized(size)}, target {target}, opset {model['opset']}, IR {model['ir_version']}")
     click.echo(f"found {_listed(manifest['counts'])}")
     _refusals(manifest["refusals"])
+    if "quantization" in manifest:
+        _quantized(manifest["precision"], manifest["quantization"])
     parity = manifest["parity"]
     if parity is None:
         click.echo("not verified")
@@ -304,6 +322,17 @@ def _describe(path: Path, found: Mapping[str, Any]) -> None:
 def _refusals(refusals: list[Mapping[str, str]]) -> None:
     for refusal in refusals:
         click.echo(f"refused   {refusal['rule']} at {refusal['where']}: {refusal['reason']}")
+
+
+def _quantized(precision: str, found: Mapping[str, Any]) -> None:
+    samples = found["calibration"].get("samples", 0)
+    worst = "" if found["worst_cosine"] is None else f", worst cosine {found['worst_cosine']:.5f} on {samples} samples"
+    click.echo(f"{precision}: {found['changed']} products and tables{worst}")
+    for each in found["kept"]:
+        click.echo(f"kept      {each['where']}: {each['reason']}")
+    for name in ("batch", "padding"):
+        if found.get(f"{name}_variance") is not None:
+            click.echo(f"{name} variance {found[f'{name}_variance']:.3g}")
 
 
 def _listed(counts: Mapping[str, int]) -> str:

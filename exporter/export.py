@@ -11,21 +11,28 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from torch import nn
 
 from ..errors import InputError, TfxError
 from ..runtime.bundle import DEFAULT_BUNDLE, Bundle, ensure_free, write_bundle
+from ..runtime.cpu import features
 from ..runtime.golden import GOLDEN_NAME, GoldenCase, save_golden
 from ..runtime.manifest import Manifest
 from ..runtime.parity import TOLERANCES, verify
-from ..runtime.providers import create_session
+from ..runtime.providers import StrictSession, create_session
 from ..runtime.tensors import TensorSpec
+from ..runtime.text import TextEncoder
 from . import targets
+from .calibration import Calibration, calibrate, spread
 from .capture import bounded, capture
 from .golden import record
 from .pipeline import Report, check_counts, lower_model, raise_model
+from .precision import PrecisionReport, apply_precision
+from .precision import check as check_precision
+from .precision.variance import gate, measure
 from .save import MAX_INLINE_BYTES, save
 from .sources import Source
 
@@ -43,6 +50,8 @@ def export(
     out: str | Path = DEFAULT_BUNDLE,
     *,
     target: str = "cpu",
+    precision: str = "fp32",
+    calibration: str | Path | None = None,
     opset: int | None = None,
     force: bool = False,
     check: bool = True,
@@ -56,6 +65,9 @@ def export(
         source: What to export, or a function that makes it (then its memory is released before verifying).
         out: The folder to make.
         target: ``cpu``, ``cuda`` or ``portable``.
+        precision: A name in :data:`.precision.PRECISIONS`.
+        calibration: A ``.txt``, ``.jsonl`` or ``.npz`` of samples that a precision is calibrated and judged on; when
+            ``None`` docstrings of the standard library, or random inputs for a source without a tokenizer.
         opset: ai.onnx opset to write; the target's default when ``None``.
         force: Replace a bundle that is there.
         check: Compare the written model with the live module on the golden before the bundle appears.
@@ -75,6 +87,9 @@ def export(
         raise InputError("source: found a torch module; give tfx.module(module, inputs), which knows its inputs")
     profile = targets.get(target)
     profile.check_opset(opset)
+    kind = check_precision(precision, target)
+    if calibration is not None and not kind.module:
+        raise InputError(f"calibration: precision {precision} takes none")
     ensure_free(out, force)
     step("loading")
     live = source if isinstance(source, Source) else source()
@@ -89,7 +104,13 @@ def export(
     report = raise_model(model)
     check_counts(report.counts, live.expected or {} if expect is None else expect)
     step("lowering")
-    lower_model(model, profile, report, opset=opset)
+    lower_model(model, profile, report, opset=opset, packed=kind.attention)
+    samples, quantized = Calibration([], ""), None
+    if kind.module:
+        step("calibrating")
+        samples = calibrate(live.inputs, calibration, encoder=_encoder(live), max_length=live.max_length)
+        quantized = apply_precision(model, precision, samples.feeds, target=profile)
+        quantized.calibration["source"] = samples.source
     passes.CheckerPass()(model)
     outputs = tuple(_output(value) for value in model.graph.outputs)
     parts: list[Any] = [live, model]
@@ -103,15 +124,20 @@ def export(
         save_golden(folder / GOLDEN_NAME, golden)
         for file in written.files:
             shutil.copyfile(file, folder / file.name)
-        manifest = _manifest(written, graph, report, outputs, target)
+        manifest = _manifest(written, graph, report, outputs, target, precision)
+        if quantized is not None:
+            manifest = dataclasses.replace(manifest, quantization=quantized.to_json())
         del written, graph
         gc.collect()  # The module's weights make room for the session's.
         if not check:
             return manifest
         step("verifying")
         with shown_as(folder, out):
-            parity = _verify(folder / MODEL_NAME, golden, manifest)
-        return dataclasses.replace(manifest, parity=parity)
+            session = create_session(folder / MODEL_NAME)
+            manifest = dataclasses.replace(manifest, parity=_verify(session, golden, manifest))
+            if quantized is None:
+                return manifest
+            return dataclasses.replace(manifest, quantization=_measured(session, quantized, samples.feeds, manifest))
 
     return write_bundle(out, fill, force=force)
 
@@ -133,7 +159,7 @@ def _output(value: ir.Value) -> TensorSpec:
 
 
 def _manifest(
-    source: Source, model: ir.Model, report: Report, outputs: tuple[TensorSpec, ...], target: str
+    source: Source, model: ir.Model, report: Report, outputs: tuple[TensorSpec, ...], target: str, precision: str
 ) -> Manifest:
     return Manifest(
         source={"kind": source.kind, "name": source.name, "sha256": source.sha256, **_notes(source)},
@@ -142,7 +168,7 @@ def _manifest(
         max_length=source.max_length,
         pad_id=source.pad_id,
         target=target,
-        precision="fp32",
+        precision=precision,
         layout="padded",
         model={
             "file": MODEL_NAME,
@@ -151,7 +177,7 @@ def _manifest(
             "domains": sorted(model.opset_imports),
         },
         counts=report.counts,
-        tolerance=TOLERANCES["fp32"].to_json(),
+        tolerance=TOLERANCES[precision].to_json(),
         pooling=source.pooling,
         tokenizer=source.tokenizer,
         refusals=tuple(r.to_json() for r in report.refusals),
@@ -173,9 +199,17 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _verify(path: Path, golden: list[GoldenCase], manifest: Manifest) -> dict[str, Any]:
+def _encoder(source: Source) -> TextEncoder | None:
+    """The tokenizer among the files that a source brings along."""
+    if source.tokenizer is None:
+        return None
+    path = next(file for file in source.files if file.name == source.tokenizer["file"])
+    limits = [limit for limit in (source.tokenizer["max_length"], source.max_length) if limit is not None]
+    return TextEncoder(path, source.inputs, source.pad_id, min(limits, default=None))
+
+
+def _verify(session: StrictSession, golden: list[GoldenCase], manifest: Manifest) -> dict[str, Any]:
     """Compares the file that was written with what was recorded."""
-    session = create_session(path)
     report = verify(
         session.run, golden, TOLERANCES[manifest.precision], inputs=manifest.inputs, outputs=manifest.outputs
     )
@@ -187,3 +221,28 @@ def _verify(path: Path, golden: list[GoldenCase], manifest: Manifest) -> dict[st
         "provider": session.provider,
         "cases": len(golden),
     }
+
+
+def _measured(
+    session: StrictSession, report: PrecisionReport, samples: list[dict[str, np.ndarray]], manifest: Manifest
+) -> dict[str, Any]:
+    """The manifest's ``quantization``, with what only the written file can say."""
+    found = measure(
+        session.run,
+        spread(samples, _COMPANY),
+        manifest.inputs,
+        manifest.outputs,
+        pad_id=manifest.pad_id,
+        max_length=manifest.max_length,
+    )
+    gate(found, manifest.precision)
+    return {
+        **report.to_json(),
+        "batch_variance": found.batch,
+        "padding_variance": found.padding,
+        "cpu": features() or {},
+    }
+
+
+_COMPANY = 12
+"""Samples that are run beside others and padded."""

@@ -6,6 +6,7 @@ in blocks that always are the same, and a run that is continued takes over the s
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, InputError
+from ..errors import BundleError, FeedError, InputError
 from . import embed_rows
 from .bundle import DEFAULT_BUNDLE, Bundle, sha256_file
 from .doctor import default_threads, peak_rss_mb
@@ -24,6 +25,7 @@ from .manifest import MANIFEST_NAME
 from .schedule import Schedule, by_threads, candidates, packed
 from .session import MEASURED_ROWS, Session
 from .signals import sigterm_raises
+from .text import text_encoder
 
 __all__ = ["SCHEDULES", "EmbedPlan", "embed"]
 
@@ -115,6 +117,9 @@ def embed(plan: EmbedPlan, progress: Progress | None = None) -> dict[str, Any]:
             if spool.done != rows:
                 raise InputError(f"{plan.source}: found {spool.done} rows, {rows} at the beginning: it has changed")
             spool.finish()
+        except FeedError as error:  # a text without tokens is only found now
+            said = re.sub(r"^items\[(\d+)\]", lambda found: f"{plan.source} row {found[1]}", str(error))
+            raise FeedError(said) from error
         finally:
             spool.close()
     return {
@@ -142,6 +147,7 @@ def _identity(plan: EmbedPlan, bundle: Bundle, rows: int) -> dict[str, Any]:
     output = next(spec for spec in manifest.outputs if spec.name == manifest.pooling["output"])
     if len(output.shape) != 2 or not isinstance(output.shape[1], int):
         raise BundleError(f"{bundle.path}: {output.name} has the shape {output.shape}, wanted one vector per text")
+    text_encoder(bundle)  # there has to be one
     return {
         "input_sha256": sha256_file(plan.source),
         "column": plan.column,

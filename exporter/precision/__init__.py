@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -123,13 +124,13 @@ def get(name: str) -> Precision:
 
 
 def table() -> str:
-    """The precisions as lines of text: what each is, gives and costs."""
-    lines = []
+    """The precisions as lines of text: what each is, gives and costs, and for which targets."""
+    lines: list[str] = []
     for each in PRECISIONS.values():
+        said = (each.summary, f"gives: {each.gives}", f"costs: {each.costs}", f"targets: {', '.join(each.targets)}")
         lines += [
-            f"{each.name}: {each.summary}",
-            f"    gives: {each.gives}",
-            f"    costs: {each.costs} (targets: {', '.join(each.targets)})",
+            each.name,
+            *(line for part in said for line in textwrap.wrap(part, 72, initial_indent="  ", subsequent_indent="    ")),
         ]
     return "\n".join(lines)
 

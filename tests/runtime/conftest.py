@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +186,27 @@ def bundle(make_bundle) -> Bundle:
 @pytest.fixture
 def tiny_graph():
     return graph
+
+
+def write_file_of_texts(path: Path, texts: list) -> Path:
+    """Write texts in the form that the ending says, with a column of ids beside them."""
+    if path.suffix == ".txt":
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    elif path.suffix in (".jsonl", ".ndjson"):
+        rows = [json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)]
+        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writerows([("id", "text"), *enumerate(texts)])
+    else:
+        import pyarrow
+        import pyarrow.parquet as parquet
+
+        parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), path, row_group_size=3)
+    return path
+
+
+@pytest.fixture
+def write_texts():
+    return write_file_of_texts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import pytest
 
@@ -13,36 +12,18 @@ from tfx.runtime.embed_rows import SUFFIXES, count_texts, read_texts
 TEXTS = ["the cat", "", 'says "hi", twice', "two\nlines", "grüße 🎉", " spaces ", "x" * 200_000]
 
 
-def write(path, texts=TEXTS):
-    if path.suffix == ".txt":
-        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    elif path.suffix in (".jsonl", ".ndjson"):
-        rows = [json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)]
-        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-    elif path.suffix in (".csv", ".tsv"):
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writerows([("id", "text"), *enumerate(texts)])
-    else:
-        import pyarrow
-        import pyarrow.parquet as parquet
-
-        parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), path, row_group_size=3)
-    return path
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("start", [0, 1, 3, 5, 7])
-def test_every_text_in_order_from_any_row(tmp_path, suffix, start):
+def test_every_text_in_order_from_any_row(tmp_path, write_texts, suffix, start):
     texts = [text for text in TEXTS if suffix != ".txt" or "\n" not in text]
-    path = write(tmp_path / f"t{suffix}", texts)
+    path = write_texts(tmp_path / f"t{suffix}", texts)
     assert list(read_texts(path, start=start)) == texts[start:]
     assert count_texts(path) == len(texts)
 
 
-def test_limits_of_csv_stay_as_they_were(tmp_path):
+def test_limits_of_csv_stay_as_they_were(tmp_path, write_texts):
     before = csv.field_size_limit()
-    assert count_texts(write(tmp_path / "t.csv")) == len(TEXTS)
+    assert count_texts(write_texts(tmp_path / "t.csv", TEXTS)) == len(TEXTS)
     assert csv.field_size_limit() == before
 
 
@@ -101,11 +82,11 @@ def test_what_is_wrong_is_named(tmp_path, name):
         ([1, 2], r"row 0: found int, wanted a text"),
     ],
 )
-def test_wrong_values_of_parquet(tmp_path, values, message):
+def test_wrong_values_of_parquet(tmp_path, write_texts, values, message):
     with pytest.raises(InputError, match=message):
-        count_texts(write(tmp_path / "t.parquet", values))
+        count_texts(write_texts(tmp_path / "t.parquet", values))
     with pytest.raises(InputError, match='has no column "body"; it has id, text'):
-        count_texts(write(tmp_path / "t.parquet", ["a"]), "body")
+        count_texts(write_texts(tmp_path / "t.parquet", ["a"]), "body")
 
 
 def test_a_folder_is_no_file(tmp_path):
