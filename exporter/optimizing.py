@@ -33,7 +33,7 @@ from .targets import Target
 from .tidy import tidy
 from .versions import METADATA_IR, nodes
 
-__all__ = ["optimize"]
+__all__ = ["optimize", "raise_whole"]
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NUMBERED, _NUMBERED_NODE = re.compile(r"val_\d+"), re.compile(r"node_[A-Za-z]+_\d+(_\d+)*")
@@ -96,7 +96,7 @@ def optimize(
     specs = given(input_specs(model, source.name), inputs)
     arrays = None if feeds is None else read_inputs(Path(feeds), specs)
     step("raising")
-    report = _raise(model)
+    report = raise_whole(model)
     check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
     profile = _open(profile, foreign)
@@ -134,7 +134,7 @@ def optimize(
     }
 
 
-def _raise(model: ir.Model) -> Report:
+def raise_whole(model: ir.Model) -> Report:
     """Raises until nothing changes: what was raised makes more shapes known, and known shapes fold more."""
     report = raise_model(model)
     for _ in range(_ROUNDS):

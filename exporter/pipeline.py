@@ -95,7 +95,13 @@ def raise_model(model: ir.Model) -> Report:
 
 @quiet()
 def lower_model(
-    model: ir.Model, target: Target, report: Report, *, opset: int | None = None, packed: bool = True
+    model: ir.Model,
+    target: Target,
+    report: Report,
+    *,
+    opset: int | None = None,
+    packed: bool = True,
+    rules: Sequence[type[Fusion]] | None = None,
 ) -> None:
     """Rewrites canonical nodes into what a target runs and settles opset and IR version, in place.
 
@@ -105,12 +111,13 @@ def lower_model(
         report: Of raising; what fired here is added.
         opset: ai.onnx opset to write; the target's default when ``None``.
         packed: Whether projections may go into an attention operator.
+        rules: In place of the target's own.
 
     Raises:
         InputError: The graph needs a newer opset or another domain than the target allows.
     """
     target.check_opset(opset)
-    _run(rules_for(target, opset, packed=packed), model, report)
+    _run(rules_for(target, opset, packed=packed) if rules is None else rules, model, report)
     sizes_from_inputs(model)
     tidy(model)
     passes.NameFixPass()(model)

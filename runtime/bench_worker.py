@@ -28,6 +28,7 @@ import os
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
@@ -38,8 +39,10 @@ from .bundle import Bundle
 from .doctor import peak_rss_mb
 from .lengths import make_ragged_feeds
 from .parity import ParityReport, Tolerance, verify
+from .schedule import Schedule, tuned
 from .session import Session
-from .tensors import TensorSpec
+from .tensors import TensorSpec, attended_positions
+from .text import Encoding
 
 __all__ = ["ENGINES", "Engine", "Runner", "checked_engine", "error_to_json", "main", "make_runner"]
 
@@ -53,6 +56,8 @@ ENGINES: Mapping[str, str] = {
 }
 """Engine -> the module that holds its ``make_runner``. Only ``tfx`` needs nothing but the runtime."""
 
+_TEXT_ROLES = {"token_ids", "attention_mask", "padding_mask", "token_type_ids", "position_ids"}
+
 _SHORT_MS = 50.0  # calls below this are preceded by one that brings weights back into the caches
 _REST_S = 0.01  # a window in which a process at rest has used (almost) no CPU time
 _REST_SHARE = 0.05
@@ -60,7 +65,11 @@ _LONGEST_REST_S = 5.0
 
 
 class Runner(Protocol):
-    """What an engine gives. One that has ``run_all`` takes all batches of a work at once, in its own order."""
+    """What an engine gives.
+
+    One that has ``run_all`` takes rows without padding, any number of them at once: ``run_all(encodings)``, a list of
+    :class:`.text.Encoding`. Others are given batches, sorted by length.
+    """
 
     provider: str
     """Where it runs, by tfx's name of the provider."""
@@ -79,22 +88,56 @@ class Runner(Protocol):
 class _BundleRunner:
     """The bundle itself in a strict session."""
 
-    def __init__(self, bundle: Bundle, provider: str, threads: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        provider: str,
+        threads: int,
+        schedule: Mapping[str, int] | None,
+        options: Mapping[str, Any],
+    ) -> None:
         start = time.perf_counter()
         self._session = Session(bundle, provider=provider, threads=threads, **options)
         self.load_s = time.perf_counter() - start
         self.provider = self._session.provider
         self.placement: Mapping[str, int] | None = self._session.placement
         self.threads = threads
+        own = tuned(bundle.manifest.tuning, threads)
+        self._schedule = own if schedule is None else Schedule.from_json(schedule)
+        if {spec.role for spec in bundle.manifest.inputs} <= _TEXT_ROLES:
+            self.run_all = self._run_all
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         return self._session.run(feeds)
 
+    def _run_all(self, encodings: Sequence[Encoding]) -> None:
+        """Run rows as ``Session.run_many`` does, under the schedule that is fastest for the first that come."""
+        if self._schedule is None:
+            self._schedule, _ = self._session.choose_schedule(encodings, self.threads)
+        deque(self._session.run_many(encodings, schedule=self._schedule), maxlen=0)
 
-def make_runner(bundle: Bundle, provider: str, threads: int, source: str | None = None, **options: Any) -> Runner:
-    """Make the engine ``tfx``, which needs no source; ``options`` go to ``Session``."""
+
+def make_runner(
+    bundle: Bundle,
+    provider: str,
+    threads: int,
+    source: str | None = None,
+    *,
+    schedule: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Runner:
+    """Make the engine ``tfx``.
+
+    Args:
+        bundle: what to run.
+        provider: ``cpu`` or ``cuda``.
+        threads: inside an operator; all that a schedule may use.
+        source: not needed.
+        schedule: of ``Session.run_many``; None for the bundle's own, else the fastest.
+        options: more for ``Session``.
+    """
     del source
-    return _BundleRunner(bundle, provider, threads, options)
+    return _BundleRunner(bundle, provider, threads, schedule, options)
 
 
 class Engine:
@@ -148,8 +191,13 @@ class Engine:
             lengths = sorted((length for batch in work["batches"] for length in batch), reverse=True)
             size = max(map(len, work["batches"]))
             batches = [self._feeds(lengths[i : i + size], i) for i in range(0, len(lengths), size)]
-            run_all = getattr(self._runner, "run_all", self._one_by_one)
-            self._calls = [lambda: run_all(batches)]
+            run_all = getattr(self._runner, "run_all", None)
+            if run_all is None:
+                self._calls = [lambda: self._one_by_one(batches)]
+            else:
+                encodings = [each for feeds in batches for each in self._rows(feeds)]
+                np.random.default_rng(0).shuffle(encodings)  # as they come, not sorted
+                self._calls = [lambda: run_all(encodings)]
         else:
             each = [self._feeds(lengths, i) for i, lengths in enumerate(work["batches"])]
             self._calls = [lambda feeds=feeds: self._runner.run(feeds) for feeds in each]
@@ -157,6 +205,18 @@ class Engine:
         self._expected_ms = statistics.median(times)
         _rest()
         return self._expected_ms
+
+    def _rows(self, feeds: Mapping[str, np.ndarray]) -> list[Encoding]:
+        """Rows of feeds without their padding."""
+        by_role = {spec.role: feeds[spec.name] for spec in self._inputs}
+        ids = by_role["token_ids"]
+        types = by_role.get("token_type_ids", np.zeros_like(ids))
+        attended = attended_positions(self._inputs, feeds)
+        lengths = [ids.shape[1]] * len(ids) if attended is None else attended.sum(axis=1).tolist()
+        return [
+            Encoding(row[:length].tolist(), kind[:length].tolist())
+            for row, kind, length in zip(ids, types, lengths, strict=True)
+        ]
 
     def _one_by_one(self, batches: Sequence[Mapping[str, np.ndarray]]) -> None:
         for feeds in batches:

@@ -22,7 +22,7 @@ from .bundle import DEFAULT_BUNDLE, Bundle, sha256_file
 from .doctor import default_threads, peak_rss_mb
 from .embed_output import Spool, check_out
 from .manifest import MANIFEST_NAME
-from .schedule import Schedule, by_threads, candidates, packed
+from .schedule import Schedule, by_threads, candidates, packed, tuned
 from .session import MEASURED_ROWS, Session
 from .signals import sigterm_raises
 from .text import text_encoder
@@ -164,6 +164,10 @@ def _schedule(plan: EmbedPlan, bundle: Bundle, rows: int) -> tuple[Schedule, Map
     """Return the schedule of a new run, and what was measured to choose it."""
     cores = plan.threads or default_threads()
     tried = candidates(cores, plan.provider)
+    if plan.schedule == "auto" and plan.provider == "cpu" and plan.threads is None and plan.batch_tokens is None:
+        known = tuned(bundle.manifest.tuning, cores)
+        if known is not None:
+            return known, {}
     if plan.schedule != "auto":
         tried = [by_threads(cores) if plan.schedule == "threads" else packed(cores)]
     if plan.batch_tokens is not None:

@@ -29,6 +29,9 @@ quantization  may be missing; {scheme, changed, kept, calibration, worst_cosine,
             those that are not, {samples, tokens, source} it was calibrated and judged on, the smallest cosine of a
             text's vector with fp32 there, the largest change of an output when the same text is run beside others
             or padded (0: none; null: not measured), the features of the CPU that measured it
+tuning      may be missing; {threads, spinning, schedule, log}: what ``tfx tune`` found fastest and a session takes
+            unless told otherwise: threads inside an operator, whether idle ones wait in a loop, {workers, threads,
+            batch_tokens} of ``Session.run_many``; each may be null. The log is one of the files
 ==========  ==========================================================================================
 """
 
@@ -79,6 +82,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     quantization: Mapping[str, Any] | None = None
+    tuning: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``tfx.json`` holds."""
@@ -156,6 +160,7 @@ class Manifest:
                 for key, entry in fields.mapping(get["versions"], _at("versions")).items()
             },
             quantization=None if top.get("quantization") is None else _quantization(top["quantization"]),
+            tuning=None if top.get("tuning") is None else _tuning(top["tuning"]),
         )
         manifest._check_references()
         try:
@@ -170,13 +175,14 @@ class Manifest:
         if self.pooling is not None and self.pooling["output"] not in [spec.name for spec in self.outputs]:
             names = ", ".join(spec.name for spec in self.outputs)
             raise BundleError(f'{_at("pooling.output")}: found "{self.pooling["output"]}", wanted one of {names}')
-        owners = {"model.file": self.model, "tokenizer.file": self.tokenizer}
+        owners = {"model.file": self.model, "tokenizer.file": self.tokenizer, "tuning.log": self.tuning}
         for where, owner in owners.items():
-            if owner is not None and self.files and owner["file"] not in self.files:
-                raise BundleError(f'{_at(where)}: "{owner["file"]}" is not among the files')
+            name = None if owner is None else owner[where.partition(".")[2]]
+            if name is not None and self.files and name not in self.files:
+                raise BundleError(f'{_at(where)}: "{name}" is not among the files')
 
 
-_OPTIONAL = ("quantization",)
+_OPTIONAL = ("quantization", "tuning")
 """Keys that came after the first bundles of this format were written; they are left out where they say nothing."""
 
 _KEYS = tuple(key for key in Manifest.__dataclass_fields__ if key not in _OPTIONAL)
@@ -305,6 +311,25 @@ def _quantization(value: object) -> dict[str, Any]:
         if entry.get(key) is not None:
             fields.number(entry[key], f"{where}.{key}", *limits)
     return entry
+
+
+def _tuning(value: object) -> dict[str, Any]:
+    where = _at("tuning")
+    entry = fields.mapping(value, where)
+    fields.only_keys(entry, ("threads", "spinning", "schedule", "log"), where)
+    if entry.get("threads") is not None:
+        fields.integer(entry["threads"], f"{where}.threads", minimum=1)
+    if not isinstance(entry.get("spinning"), bool | None):
+        raise fields.wrong(f"{where}.spinning", entry["spinning"], "true, false or null")
+    if entry.get("schedule") is not None:
+        keys = ("workers", "threads", "batch_tokens")
+        schedule = fields.mapping(entry["schedule"], f"{where}.schedule")
+        fields.only_keys(schedule, keys, f"{where}.schedule")
+        for key in keys:
+            fields.integer(fields.required(schedule, key, f"{where}.schedule"), f"{where}.schedule.{key}", minimum=1)
+    if entry.get("log") is not None:
+        bare_name(entry["log"], f"{where}.log")
+    return {key: entry.get(key) for key in ("threads", "spinning", "schedule", "log")}
 
 
 def _files(value: object) -> dict[str, dict[str, Any]]:

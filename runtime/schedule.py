@@ -33,6 +33,7 @@ __all__ = [
     "in_order",
     "packed",
     "sample",
+    "tuned",
 ]
 
 T = TypeVar("T")
@@ -107,6 +108,14 @@ def candidates(cores: int, provider: str = "cpu") -> list[Schedule]:
     if cores >= 8:  # memory bandwidth or a shared cache may favour something between
         found.append(Schedule(cores // 4, 4, 2048))
     return list(dict.fromkeys(found))
+
+
+def tuned(tuning: Mapping[str, Any] | None, cores: int) -> Schedule | None:
+    """Return the schedule in a manifest's ``tuning``; None without one, or where it wants more cores than there are."""
+    if tuning is None or tuning["schedule"] is None:
+        return None
+    schedule = Schedule.from_json(tuning["schedule"])
+    return schedule if schedule.workers * schedule.threads <= cores else None
 
 
 def groups(lengths: Sequence[int], batch_tokens: int, *, padded: bool) -> list[list[int]]:

@@ -15,7 +15,7 @@ from .bundle import DEFAULT_BUNDLE, Bundle
 from .doctor import default_threads
 from .feeds import FeedChecker, axis_sizes
 from .providers import StrictSession, create_session
-from .schedule import Call, Schedule, blocks_of, candidates, fastest, in_order
+from .schedule import Call, Schedule, blocks_of, candidates, fastest, in_order, tuned
 from .text import Encoding, TextEncoder, pad, text_encoder, token_encoding
 
 __all__ = ["MEASURED_ROWS", "Session"]
@@ -37,10 +37,11 @@ class Session:
     Args:
         bundle: the bundle or its folder.
         provider: ``cpu`` or ``cuda``; it runs there or an error says why not.
-        threads: threads inside an operator, None for onnxruntime's choice.
+        threads: threads inside an operator, None for what the bundle was tuned to, else onnxruntime's choice.
         optimize: False turns onnxruntime's graph optimization off.
         allow_fallback: take the CPU where the provider does not run; ``provider`` then says ``cpu``.
-        spinning: let idle threads wait in a loop, as onnxruntime does by default.
+        spinning: let idle threads wait in a loop; None for what the bundle was tuned to, else onnxruntime's default,
+            which does.
         memory: how memory is held between calls, one of ``providers.MEMORY``.
 
     Attributes:
@@ -61,11 +62,17 @@ class Session:
         threads: int | None = None,
         optimize: bool = True,
         allow_fallback: bool = False,
-        spinning: bool = True,
+        spinning: bool | None = None,
         memory: str = "steady",
     ) -> None:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         manifest = self.bundle.manifest
+        self._tuning = manifest.tuning if provider == "cpu" else None
+        if self._tuning is not None:
+            # Tuned elsewhere, it may want more cores than there are here.
+            if threads is None and (self._tuning["threads"] or 0) <= default_threads():
+                threads = self._tuning["threads"]
+            spinning = self._tuning["spinning"] if spinning is None else spinning
 
         def load(threads: int | None) -> StrictSession:
             return create_session(
@@ -74,7 +81,7 @@ class Session:
                 threads,
                 optimize,
                 allow_fallback=allow_fallback,
-                spinning=spinning,
+                spinning=spinning is not False,
                 memory=memory,
             )
 
@@ -246,6 +253,9 @@ class Session:
 
     def _schedule_for(self, blocks: Iterator[list[Any]], cores: int | None) -> tuple[Schedule, Iterator[list[Any]]]:
         """Return the schedule to take, and the blocks with those put back that were looked at."""
+        known = tuned(self._tuning, default_threads()) if cores is None else None
+        if known is not None:
+            return known, blocks
         ahead: list[list[Any]] = []
         items: list[Any] = []
         while len(items) < MEASURED_ROWS and (block := next(blocks, None)) is not None:

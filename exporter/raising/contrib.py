@@ -89,7 +89,10 @@ class ContribQuickGelu(Fusion):
     result = ("", "Sigmoid")
     marks = True
     tolerance = 2e-6
-    near_misses = (NearMiss("SiLU", None, build=lambda op, x: op.QuickGelu(x, alpha=1.0, _domain=CONTRIB)),)
+    near_misses = (
+        NearMiss("SiLU", None, build=lambda op, x: op.QuickGelu(x, alpha=1.0, _domain=CONTRIB)),
+        NearMiss("another factor", None, build=lambda op, x: op.QuickGelu(x, alpha=1.6, _domain=CONTRIB)),
+    )
 
     def pattern(self, op: Any, x: Any) -> Any:
         return op.QuickGelu(x, _domain=CONTRIB, _outputs=["y"])
@@ -141,8 +144,9 @@ class ContribRotaryEmbedding(Fusion):
     def check(self, op: Any, x: ir.Value, positions: ir.Value, cos: ir.Value, sin: ir.Value, y: ir.Value) -> None:
         node = producer(y)
         usual(node, "is_packed_batching")
-        if node.attributes.get_float("scale", 1.0) != 1.0:
-            raise Refuse(f"scale is {node.attributes.get_float('scale', 1.0):g}, wanted 1", y)
+        scale = node.attributes.get_float("scale", 1.0)
+        if scale != 1.0:
+            raise Refuse(f"scale is {scale:g}, wanted 1", y)
         if rank(x) not in (3, 4):
             raise Refuse(f"input has rank {rank(x)}, wanted 3 or 4", x)
         for table in (cos, sin):

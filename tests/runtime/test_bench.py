@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from tfx.runtime import bench_race, bench_worker
 from tfx.runtime.bench import COMPARED, MODES, BenchPlan, bench, ratio
 from tfx.runtime.bench_memory import measure_memory, plateau, varying
 from tfx.runtime.bench_race import Race, Work, total_calls
+from tfx.runtime.lengths import make_ragged_feeds
 from tfx.runtime.providers import provider_problem
 
 KEYS = {
@@ -188,21 +188,11 @@ def test_cores_are_measured(shared_bundle):
 def test_an_engine_that_never_rests_is_refused(monkeypatch):
     """A28: the threads of one engine spin while the next one is timed."""
     monkeypatch.setattr(bench_worker, "_LONGEST_REST_S", 0.1)
+    monkeypatch.setattr(bench_worker.time, "process_time", lambda: 0.0)
     bench_worker._rest()
-    stop = threading.Event()
-
-    def spin():
-        while not stop.is_set():
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        with pytest.raises(CheckError, match=r"threads were still busy 0.1 s after a call"):
-            bench_worker._rest()
-    finally:
-        stop.set()
-        thread.join()
+    monkeypatch.setattr(bench_worker.time, "process_time", time.perf_counter)  # a core is always busy
+    with pytest.raises(CheckError, match=r"threads were still busy 0.1 s after a call"):
+        bench_worker._rest()
 
 
 def test_wrong_outputs_are_not_timed(make_bundle, tiny_reference):
@@ -301,14 +291,31 @@ def test_all_rows_at_once_are_sorted_unless_the_engine_does_it(shared_bundle):
     assert seen == [[9, 4], [4, 3], [2]]
 
     class Own(Plain):
-        def run_all(self, batches):
-            seen.append(len(batches))
+        def run_all(self, encodings):
+            seen.append(sorted(len(each) for each in encodings))
 
     engine._runner = cast(Any, Own())
     seen.clear()
     engine.answer({"do": "prepare", "work": work, "warmup": 1})
     engine.answer({"do": "time", "first": 0, "calls": 2, "rest": False})
-    assert seen == [3, 3, 3]
+    assert seen == [[2, 3, 4, 4, 9]] * 3
+
+
+def test_the_bundle_runs_rows_under_a_schedule(shared_bundle, monkeypatch):
+    schedule = {"workers": 2, "threads": 1, "batch_tokens": 64}
+    engine = bench_worker.Engine(request(shared_bundle, options={"schedule": schedule, "spinning": False}))
+    seen = []
+    session = cast(Any, engine._runner)._session
+    monkeypatch.setattr(session, "run_many", lambda items, schedule: seen.append((items, schedule)) or [])
+    work = {"batches": [[3, 9], [4, 4], [2]], "whole": True}
+    engine.answer({"do": "prepare", "work": work, "warmup": 1})
+    ((rows, found),) = seen
+    assert found.to_json() == schedule
+    assert sorted(len(row) for row in rows) == [2, 3, 4, 4, 9]
+    feeds = make_ragged_feeds(shared_bundle.manifest.inputs, [9, 4], pad_id=shared_bundle.manifest.pad_id)
+    kept = {(tuple(row.ids), tuple(row.types)) for row in rows}
+    for i, length in enumerate((9, 4)):
+        assert (tuple(feeds["input_ids"][i, :length]), tuple(feeds["token_type_ids"][i, :length])) in kept
 
 
 @pytest.mark.parametrize("difference", [{"threads": 4}, {"provider": "cuda"}])

@@ -1,0 +1,239 @@
+"""Other graphs that compute what a bundle computes: its own graph, raised and put together in another way."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir.passes.common as passes
+
+from ..errors import SourceError
+from ..runtime.bundle import Bundle, write_bundle
+from ..runtime.golden import GOLDEN_NAME
+from ..runtime.manifest import COUNTS, Manifest
+from ..runtime.parity import TOLERANCES, ParityReport, Tolerance, verify
+from ..runtime.providers import create_session
+from ..runtime.text import text_encoder
+from . import targets
+from .calibration import calibrate
+from .foreign import load, to_canonical_opset
+from .fusion import Fusion
+from .guards import Refuse
+from .lowering import PRIMITIVES, rules_for
+from .lowering.attention import PackedAttention
+from .lowering.layer_norm import SkipLayerNorm
+from .optimizing import raise_whole
+from .pipeline import lower_model
+from .precision import PRECISIONS, apply_precision
+from .save import save
+
+__all__ = ["LOWERINGS", "Agreement", "Limit", "Lowering", "Variants", "precisions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """A way to write canonical nodes for onnxruntime.
+
+    Attributes:
+        summary: What it does differently.
+        rules: In order.
+    """
+
+    summary: str
+    rules: tuple[type[Fusion], ...]
+
+
+_CPU = rules_for(targets.get("cpu"), None)
+_PRIMITIVES = tuple(rule for since, rules in PRIMITIVES if since > 18 for rule in rules)
+
+LOWERINGS: Mapping[str, Lowering] = {
+    "packed": Lowering("what --target cpu writes: projections in the attention operator", _CPU),
+    "split": Lowering(
+        "projections beside the attention operator, not in it",
+        tuple(rule for rule in _CPU if rule is not PackedAttention),
+    ),
+    "skip": Lowering("residual addition and norm in one operator", (SkipLayerNorm, *_CPU)),
+    "pieces": Lowering("ai.onnx alone, attention as products and softmax", _PRIMITIVES),
+}
+"""By name; the first one is what is taken when a graph is put together again for another reason."""
+
+_LOSSY = 0.9999
+"""A limit above this lets no precision in but the bundle's own, so none is made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How near a variant comes to the golden.
+
+    Attributes:
+        max_abs: Largest difference.
+        min_cosine: Smallest cosine of a vector that stands for a text where there are such outputs, else of any.
+        report: All of it.
+        calibrated: Smallest cosine with fp32 on the samples that a precision was judged on, ``None`` without.
+    """
+
+    max_abs: float
+    min_cosine: float
+    report: ParityReport
+    calibrated: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """What a variant has to reach.
+
+    Attributes:
+        own: The bundle's own tolerance.
+        min_cosine: Of vectors, in its place; ``None`` for the bundle's own.
+    """
+
+    own: Tolerance
+    min_cosine: float | None
+
+    @classmethod
+    def of(cls, manifest: Manifest, min_cosine: float | None) -> Limit:
+        """The limit of a bundle."""
+        return cls(Tolerance(**manifest.tolerance), min_cosine)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether other precisions have a chance."""
+        return self.min_cosine is not None and self.min_cosine <= _LOSSY
+
+    def problem(self, found: Agreement) -> str | None:
+        """Why a variant is outside of the limit, ``None`` when it is inside."""
+        if self.min_cosine is None:
+            report = dataclasses.replace(found.report, tolerance=self.own, cases=_judged(found.report, self.own))
+            return None if report.passed else report.summary()
+        broken = [case.comparison.problem for case in found.report.cases if case.comparison.problem]
+        if broken:
+            return f"outputs can never agree: {broken[0]}"
+        for name, cosine in (("the golden", found.min_cosine), ("calibration texts", found.calibrated)):
+            if cosine is not None and not cosine >= self.min_cosine:
+                return f"smallest cosine on {name} is {cosine:.6f}, wanted {self.min_cosine:g}"
+        return None
+
+
+def _judged(report: ParityReport, tolerance: Tolerance) -> tuple[Any, ...]:
+    return tuple(dataclasses.replace(case, passed=tolerance.allows(case.comparison)) for case in report.cases)
+
+
+def precisions(manifest: Manifest, limit: Limit) -> list[str]:
+    """Precisions worth trying: those of the bundle's target, from float32, where the limit lets one in."""
+    if manifest.precision != "fp32" or not limit.lossy:
+        return []
+    return [name for name, each in PRECISIONS.items() if name != "fp32" and manifest.target in each.targets]
+
+
+class Variants:
+    """Makes variants of a bundle, each once.
+
+    Args:
+        base: The bundle.
+        folder: Where variants are written.
+        lowering: What the bundle's own is called.
+    """
+
+    def __init__(self, base: Bundle, folder: Path, lowering: str) -> None:
+        self.base = base
+        self._folder = folder
+        self._own = (base.manifest.layout, lowering, base.manifest.precision)
+        self._made: dict[tuple[str, str, str], Bundle] = {self._own: base}
+        self._agreement: dict[tuple[str, str, str], Agreement] = {}
+
+    def bundle(self, layout: str, lowering: str, precision: str) -> Bundle:
+        """The variant, verified against nothing yet.
+
+        Raises:
+            TfxError: It cannot be made; the message says why.
+        """
+        key = (layout, lowering, precision)
+        if key not in self._made:
+            self._made[key] = write_bundle(self._folder / "-".join(key), lambda folder: self._fill(folder, *key))
+            gc.collect()  # graphs are circles, and hold weights
+        return self._made[key]
+
+    def agreement(self, layout: str, lowering: str, precision: str) -> Agreement:
+        """How near the variant comes to the golden.
+
+        Raises:
+            TfxError: It cannot be made or run.
+        """
+        key = (layout, lowering, precision)
+        if key not in self._agreement:
+            made = self.bundle(*key)
+            session = create_session(made.model_path)
+            manifest = made.manifest
+            report = verify(
+                session.run,
+                made.golden(),
+                Tolerance(**manifest.tolerance),
+                inputs=manifest.inputs,
+                outputs=manifest.outputs,
+            )
+            texts = [case.comparison for case in report.cases if not case.comparison.per_token]
+            cosines = [each.min_cosine for each in texts or [case.comparison for case in report.cases]]
+            calibrated = (manifest.quantization or {}).get("worst_cosine")
+            self._agreement[key] = Agreement(report.max_abs, min(cosines), report, calibrated)
+        return self._agreement[key]
+
+    def _fill(self, folder: Path, layout: str, lowering: str, precision: str) -> Manifest:
+        """Writes the variant's files and returns its manifest."""
+        base = self.base.manifest
+        model = load(self.base.model_path)
+        to_canonical_opset(model, self.base.model_path.name)
+        report = raise_whole(model)
+        if base.layout == layout == "padded" and base.precision == "fp32":
+            lost = [name for name in COUNTS if report.counts[name] < base.counts[name]]
+            if lost:
+                raise SourceError(f"{self.base.path}: its {lost[0]} nodes cannot all be raised again")
+        if layout != base.layout:
+            if layout == "padded":
+                raise SourceError("a ragged graph is not made padded again; export it padded")
+            from .layout.ragged import MaskInput, to_ragged
+
+            masks = [
+                MaskInput(spec.name, ignored=spec.role == "padding_mask")
+                for spec in base.inputs
+                if spec.role in ("attention_mask", "padding_mask")
+            ]
+            try:
+                to_ragged(model, masks)
+            except Refuse as refusal:
+                raise SourceError(f"layout ragged: {refusal.reason}") from refusal
+        profile = targets.get("cpu")
+        # No precision reaches weights inside of an attention operator.
+        packed = PRECISIONS[precision].attention
+        rules = [rule for rule in LOWERINGS[lowering].rules if packed or rule is not PackedAttention]
+        lower_model(model, profile, report, rules=rules)
+        quantization = None
+        tolerance = dict(base.tolerance)
+        if precision != base.precision:
+            encoder = text_encoder(self.base) if base.tokenizer is not None else None
+            samples = calibrate(base.inputs, None, encoder=encoder, max_length=base.max_length)
+            quantized = apply_precision(model, precision, samples.feeds, target=profile)
+            quantized.calibration["source"] = samples.source
+            quantization, tolerance = quantized.to_json(), TOLERANCES[precision].to_json()
+        passes.CheckerPass()(model)
+        save(model, folder / base.model["file"])
+        opset, ir_version = model.opset_imports[""], model.ir_version
+        domains = sorted(model.opset_imports)
+        del model
+        kept = [GOLDEN_NAME, *([base.tokenizer["file"]] if base.tokenizer else [])]
+        for name in (name for name in base.files if name in kept):
+            shutil.copyfile(self.base.path / name, folder / name)
+        return dataclasses.replace(
+            base,
+            target="cpu",
+            layout=layout,
+            precision=precision,
+            tolerance=tolerance,
+            quantization=quantization if precision != base.precision else base.quantization,
+            model={"file": base.model["file"], "opset": opset, "ir_version": ir_version, "domains": domains},
+            tuning=None,
+            parity=None,
+        )
