@@ -70,6 +70,8 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "fp16": Tolerance(max_abs=None, min_cosine=0.9999),
     "int8": Tolerance(max_abs=None, min_cosine=0.99, min_token_cosine=0.97),
     "int8-dynamic": Tolerance(max_abs=None, min_cosine=0.95, min_token_cosine=0.9),
+    "int8-block": Tolerance(max_abs=None, min_cosine=0.999, min_token_cosine=0.995),
+    "int4": Tolerance(max_abs=None, min_cosine=0.95, min_token_cosine=0.85),
 }
 """The one table of tolerances, by precision."""
 

@@ -22,14 +22,12 @@ class Product:
 
     Attributes:
         node: The MatMul or Gemm.
-        x: The left side, (..., K) float32.
         weight: The constant right side as it stands in the graph.
         transposed: Whether the constant is (N, K), as a Gemm may have it.
         bias: What a Gemm adds, ``None`` for a MatMul.
     """
 
     node: ir.Node
-    x: ir.Value
     weight: ir.Value
     transposed: bool = False
     bias: ir.Value | None = None
@@ -40,6 +38,13 @@ class Product:
         assert tensor is not None
         array = tensor.numpy()
         return array.T if self.transposed else array
+
+    @property
+    def x(self) -> ir.Value:
+        """The left side as it is now, (..., K) float32: what made it may have been replaced."""
+        x = self.node.inputs[0]
+        assert x is not None
+        return x
 
     @property
     def y(self) -> ir.Value:
@@ -103,10 +108,10 @@ def find_products(model: ir.Model) -> list[Product]:
         if x.dtype not in (None, ir.DataType.FLOAT):
             continue
         if node.op_type == "MatMul":
-            found.append(Product(node, x, weight))
+            found.append(Product(node, weight))
         elif node.op_type == "Gemm" and _plain(node):
             bias = node.inputs[2] if len(node.inputs) > 2 else None
-            found.append(Product(node, x, weight, bool(node.attributes.get_int("transB", 0)), bias))
+            found.append(Product(node, weight, bool(node.attributes.get_int("transB", 0)), bias))
     return found
 
 

@@ -71,7 +71,7 @@ def observe(model: ir.Model, values: Sequence[ir.Value], samples: Samples) -> tu
 
     Args:
         model: Left as it is.
-        values: Named values of its main graph.
+        values: Named values of its main graph, inputs among them.
         samples: Feeds, at least one.
 
     Returns:
@@ -79,10 +79,10 @@ def observe(model: ir.Model, values: Sequence[ir.Value], samples: Samples) -> tu
     """
     watched = model.clone()
     inner = {value.name: value for node in watched.graph for value in node.outputs}
+    fed = {value.name for value in watched.graph.inputs}
     own = [value.name or "" for value in watched.graph.outputs]
-    names = [value.name or "" for value in values if value.name in inner]
-    for name in names:
-        value = inner[name]
+    names = [value.name or "" for value in values if value.name in inner or value.name in fed]
+    for value in (inner[name] for name in names if name in inner):
         value.dtype = ir.DataType.FLOAT
         if not value.is_graph_output():
             watched.graph.outputs.append(value)
@@ -94,7 +94,8 @@ def observe(model: ir.Model, values: Sequence[ir.Value], samples: Samples) -> tu
             found = session.run(sample)
             answered.append({name: found[name] for name in own})
             for name, (largest, rows, peaks) in found_of.items():
-                seen = found[name].reshape(-1, found[name].shape[-1])
+                array = np.asarray(sample[name]) if name in fed else found[name]
+                seen = array.reshape(-1, array.shape[-1])
                 if not len(seen):
                     continue
                 sizes = np.abs(seen)

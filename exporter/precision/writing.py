@@ -274,12 +274,11 @@ class Writer:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
+    """Puts a value in the place of another one, under its name."""
     new.type, new.shape = old.type, old.shape
     name = old.name
-    outputs = [old is each for each in (old.graph.outputs if isinstance(old.graph, ir.Graph) else ())]
-    old.replace_all_uses_with(new, replace_graph_outputs=any(outputs))
-    if any(outputs):
-        old.name, new.name = None, name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name, new.name = None, name
 
 
 def _axes(x: ir.Value) -> tuple[str, ...]:
