@@ -13,6 +13,7 @@ import inspect
 import json
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def _arrays(path: Path, inputs: Sequence[TensorSpec], count: int) -> list[dict[s
     try:
         with np.load(path, allow_pickle=False) as archive:  # noqa: TID251
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, KeyError, EOFError) as error:
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"calibration {path}: not an .npz of arrays: {error}") from error
     wanted = {spec.name: spec for spec in inputs}
     if set(arrays) != set(wanted):
