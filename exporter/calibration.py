@@ -44,17 +44,17 @@ def docstrings(count: int | None = None) -> tuple[str, ...]:
         count: How many, spread evenly over all modules; ``None`` for all. Fewer where the library has fewer.
     """
     found: dict[str, None] = {}
-    for name in sorted(sys.stdlib_module_names):
-        if name.startswith("_") or name in _SKIPPED:
-            continue
-        try:
-            with warnings.catch_warnings():  # of deprecated modules
-                warnings.simplefilter("ignore")
+    with warnings.catch_warnings():  # of deprecated modules
+        warnings.simplefilter("ignore")
+        for name in sorted(sys.stdlib_module_names):
+            if name.startswith("_") or name in _SKIPPED:
+                continue
+            try:
                 module = importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - made for another platform, or built without its library
-            continue
-        for text in _texts(module):
-            found.setdefault(text)
+            except Exception:  # noqa: BLE001 - made for another platform, or built without its library
+                continue
+            for text in _texts(module):
+                found.setdefault(text)
     texts = tuple(found)
     return texts if count is None else tuple(spread(texts, count))
 
