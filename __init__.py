@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .models.pooling import Pooled
     from .runtime.bundle import Bundle
     from .runtime.parity import verify_bundle
+    from .runtime.schedule import Schedule
     from .runtime.session import Session
 
 # Public name -> the submodule that holds it. tests/test_imports.py holds it equal to the list above.
@@ -30,6 +31,7 @@ _HOMES = {
     "Encoder": "models.encoder",
     "EncoderConfig": "models.config",
     "Pooled": "models.pooling",
+    "Schedule": "runtime.schedule",
     "Session": "runtime.session",
     "Source": "exporter.sources",
     "TfxError": "errors",
@@ -46,6 +48,7 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "Pooled",
+    "Schedule",
     "Session",
     "Source",
     "TfxError",
