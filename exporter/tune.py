@@ -91,6 +91,8 @@ class TunePlan:
         budget: Seconds after which no new candidate is begun.
         stages: What to try, out of ``STAGES``.
         fresh: Forget what an earlier run found out.
+        source: What the bundle was made of: a checkpoint's folder or pkg.mod:factory. A bundle that is ragged or
+            quantised needs it for other layouts and precisions; one of a reference encoder never does.
     """
 
     lengths: str = "lognormal:60,256"
@@ -103,6 +105,7 @@ class TunePlan:
     budget: float = 600.0
     stages: Sequence[str] = STAGES
     fresh: bool = False
+    source: str | None = None
 
     def check(self) -> None:
         """Refuses what contradicts itself.
@@ -156,7 +159,7 @@ def tune(bundle: str | Path, plan: TunePlan | None = None, *, progress: Progress
     log = TuneLog(opened.path, base, setting, fresh=plan.fresh)
     start = _start(opened.manifest, cores, plan.mode, log.winner)
     with sigterm_raises(), tempfile.TemporaryDirectory(prefix="tfx-tune-") as folder:
-        variants = Variants(opened, Path(folder), start.lowering)
+        variants = Variants(opened, Path(folder), start.lowering, plan.source)
         search = _Search(plan, log, variants, work, cores, started, progress)
         winner, finished = search.run(start)
         gain = search.compare(winner, start) if winner != start else None
@@ -262,6 +265,8 @@ class _Search:
                 entry |= self._timed(candidate, made, best)
         except TfxError as error:
             entry |= {"verdict": Verdict.REFUSED, "reason": str(error)}
+        except Exception as error:  # noqa: BLE001 - a candidate that fails must not end the others
+            entry |= {"verdict": Verdict.REFUSED, "reason": f"unexpected {type(error).__name__}: {error}"}
         return {**entry, "seconds": round(time.monotonic() - began, 1)}
 
     def _timed(self, candidate: Settings, made: Bundle, best: Settings) -> dict[str, Any]:

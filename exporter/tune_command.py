@@ -66,6 +66,11 @@ def _stages(context: click.Context, parameter: click.Parameter, value: str) -> t
     show_default=True,
     help="What to try, in this order.",
 )
+@click.option(
+    "--source",
+    help="What the bundle was made of, a checkpoint's folder or pkg.mod:factory: for other layouts and precisions of "
+    "a bundle that is ragged or quantised.",
+)
 @click.option("--fresh", is_flag=True, help="Forget what an earlier run found out.")
 @shared_options("json")
 def tune(bundle: Path, as_json: bool, **options: Any) -> None:

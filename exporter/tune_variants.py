@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from ..errors import SourceError
@@ -22,12 +23,12 @@ from . import targets
 from .calibration import calibrate
 from .foreign import load, to_canonical_opset
 from .fusion import Fusion
-from .guards import Refuse
+from .layout import apply_layout
 from .lowering import PRIMITIVES, rules_for
 from .lowering.attention import PackedAttention
 from .lowering.layer_norm import SkipLayerNorm
 from .optimizing import raise_whole
-from .pipeline import lower_model
+from .pipeline import Report, lower_model, raise_model
 from .precision import PRECISIONS, apply_precision
 from .save import save
 
@@ -123,10 +124,10 @@ def _judged(report: ParityReport, tolerance: Tolerance) -> tuple[Any, ...]:
 
 
 def precisions(manifest: Manifest, limit: Limit) -> list[str]:
-    """Precisions worth trying: those of the bundle's target, from float32, where the limit lets one in."""
-    if manifest.precision != "fp32" or not limit.lossy:
+    """Precisions worth trying: the others that run on a CPU, where the limit lets one in."""
+    if not limit.lossy:
         return []
-    return [name for name, each in PRECISIONS.items() if name != "fp32" and manifest.target in each.targets]
+    return [name for name, each in PRECISIONS.items() if name != manifest.precision and "cpu" in each.targets]
 
 
 class Variants:
@@ -136,10 +137,13 @@ class Variants:
         base: The bundle.
         folder: Where variants are written.
         lowering: What the bundle's own is called.
+        source: What the bundle was made of, as :func:`.rebuild.rebuild` takes it; needed where its own graph has lost
+            what a variant wants.
     """
 
-    def __init__(self, base: Bundle, folder: Path, lowering: str) -> None:
+    def __init__(self, base: Bundle, folder: Path, lowering: str, source: str | None = None) -> None:
         self.base = base
+        self._source = source
         self._folder = folder
         self._own = (base.manifest.layout, lowering, base.manifest.precision)
         self._made: dict[tuple[str, str, str], Bundle] = {self._own: base}
@@ -183,29 +187,10 @@ class Variants:
 
     def _fill(self, folder: Path, layout: str, lowering: str, precision: str) -> Manifest:
         """Writes the variant's files and returns its manifest."""
-        base = self.base.manifest
-        model = load(self.base.model_path)
-        to_canonical_opset(model, self.base.model_path.name)
-        report = raise_whole(model)
-        if base.layout == layout == "padded" and base.precision == "fp32":
-            lost = [name for name in COUNTS if report.counts[name] < base.counts[name]]
-            if lost:
-                raise SourceError(f"{self.base.path}: its {lost[0]} nodes cannot all be raised again")
-        if layout != base.layout:
-            if layout == "padded":
-                raise SourceError("a ragged graph is not made padded again; export it padded")
-            from .layout.ragged import MaskInput, to_ragged
-
-            masks = [
-                MaskInput(spec.name, ignored=spec.role == "padding_mask")
-                for spec in base.inputs
-                if spec.role in ("attention_mask", "padding_mask")
-            ]
-            try:
-                to_ragged(model, masks)
-            except Refuse as refusal:
-                raise SourceError(f"layout ragged: {refusal.reason}") from refusal
-        profile = targets.get("cpu")
+        base, profile = self.base.manifest, targets.get("cpu")
+        model, report, own = self._canonical(layout, precision)
+        if layout != own:
+            apply_layout(model, layout, profile, base.inputs, report.refusals)
         # No precision reaches weights inside of an attention operator.
         packed = PRECISIONS[precision].attention
         rules = [rule for rule in LOWERINGS[lowering].rules if packed or rule is not PackedAttention]
@@ -237,3 +222,27 @@ class Variants:
             tuning=None,
             parity=None,
         )
+
+    def _canonical(self, layout: str, precision: str) -> tuple[ir.Model, Report, str]:
+        """A canonical graph that can get this layout and precision, its report, and the layout that it has.
+
+        It is the bundle's own graph, raised again, where that has lost nothing that is wanted: float32 numbers, or
+        padded positions. Else the source is captured anew.
+        """
+        base = self.base.manifest
+        if base.precision in ("fp32", precision) and base.layout in ("padded", layout):
+            model = load(self.base.model_path)
+            to_canonical_opset(model, self.base.model_path.name)
+            report = raise_whole(model)
+            lost = [name for name in COUNTS if report.counts[name] < base.counts[name]]
+            if lost:
+                raise SourceError(f"{self.base.path}: its {lost[0]} nodes cannot all be raised again")
+            return model, report, base.layout
+        from .capture import bounded, capture
+        from .rebuild import rebuild
+
+        live = rebuild(base, self._source)
+        model = capture(live)
+        bounded(live, model)
+        model.metadata_props.clear()
+        return model, raise_model(model), "padded"
