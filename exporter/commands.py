@@ -17,7 +17,7 @@ from ..runtime import show
 from ..runtime.bundle import DEFAULT_BUNDLE
 from ..runtime.manifest import COUNTS
 from .precision import PRECISIONS, table
-from .targets import TARGETS
+from .targets import LAYOUTS, TARGETS
 
 __all__ = ["export", "inspect", "optimize"]
 
@@ -29,6 +29,12 @@ _target = click.option(
     default="cpu",
     show_default=True,
     help="What the graph is lowered for.",
+)
+_layout = click.option(
+    "--layout",
+    type=click.Choice(list(LAYOUTS)),
+    help="padded: (batch, sequence, d). ragged: attended tokens only, zeros elsewhere. "
+    "[default: export for cpu: ragged where the graph allows it; else as it is]",
 )
 _opset = click.option("--opset", type=int, help="ai.onnx opset to write, 17 to 23. [default: the target's]")
 
@@ -83,6 +89,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--pooling", type=click.Choice(["none", "cls", "mean"]), help="One vector per text, in the graph.")
 @click.option("--normalize/--no-normalize", default=None, help="Unit length for that vector.")
 @_target
+@_layout
 @click.option(
     "--precision",
     type=click.Choice(list(PRECISIONS)),
@@ -112,6 +119,7 @@ def export(
     pooling: str | None,
     normalize: bool | None,
     target: str,
+    layout: str | None,
     precision: str,
     calibration: Path | None,
     opset: int | None,
@@ -144,6 +152,7 @@ def export(
             origin.maker(),
             out,
             target=target,
+            layout=layout,
             precision=precision,
             calibration=calibration,
             opset=opset,
@@ -228,6 +237,7 @@ class _Origin:
 @click.argument("source", metavar="IN.onnx", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
 @_target
+@_layout
 @_opset
 @click.option("--input", "inputs", multiple=True, help="What an input is: NAME[:DTYPE:AXES][=ROLE[:LIMIT]].")
 @click.option("--inputs", "feeds", type=click.Path(path_type=Path), help="An .npz of arrays by name to compare on.")

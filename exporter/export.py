@@ -29,6 +29,7 @@ from . import targets
 from .calibration import Calibration, calibrate, spread
 from .capture import bounded, capture
 from .golden import record
+from .layout import apply_layout
 from .pipeline import Report, check_counts, lower_model, raise_model
 from .precision import PrecisionReport, apply_precision
 from .precision import check as check_precision
@@ -50,6 +51,7 @@ def export(
     out: str | Path = DEFAULT_BUNDLE,
     *,
     target: str = "cpu",
+    layout: str | None = None,
     precision: str = "fp32",
     calibration: str | Path | None = None,
     opset: int | None = None,
@@ -65,6 +67,7 @@ def export(
         source: What to export, or a function that makes it (then its memory is released before verifying).
         out: The folder to make.
         target: ``cpu``, ``cuda`` or ``portable``.
+        layout: ``padded`` or ``ragged``; ``None`` takes the target's own, ragged on a CPU where the graph allows it.
         precision: A name in :data:`.precision.PRECISIONS`.
         calibration: A ``.txt``, ``.jsonl`` or ``.npz`` of samples that a precision is calibrated and judged on; when
             ``None`` docstrings of the standard library, or random inputs for a source without a tokenizer.
@@ -104,6 +107,7 @@ def export(
     report = raise_model(model)
     check_counts(report.counts, live.expected or {} if expect is None else expect)
     step("lowering")
+    arranged = apply_layout(model, layout, profile, live.inputs, report.refusals)
     lower_model(model, profile, report, opset=opset, packed=kind.attention)
     samples, quantized = Calibration([], ""), None
     if kind.module:
@@ -124,7 +128,7 @@ def export(
         save_golden(folder / GOLDEN_NAME, golden)
         for file in written.files:
             shutil.copyfile(file, folder / file.name)
-        manifest = _manifest(written, graph, report, outputs, target, precision)
+        manifest = _manifest(written, graph, report, outputs, target, arranged, precision)
         if quantized is not None:
             manifest = dataclasses.replace(manifest, quantization=quantized.to_json())
         del written, graph
@@ -159,7 +163,13 @@ def _output(value: ir.Value) -> TensorSpec:
 
 
 def _manifest(
-    source: Source, model: ir.Model, report: Report, outputs: tuple[TensorSpec, ...], target: str, precision: str
+    source: Source,
+    model: ir.Model,
+    report: Report,
+    outputs: tuple[TensorSpec, ...],
+    target: str,
+    layout: str,
+    precision: str,
 ) -> Manifest:
     return Manifest(
         source={"kind": source.kind, "name": source.name, "sha256": source.sha256, **_notes(source)},
@@ -169,7 +179,7 @@ def _manifest(
         pad_id=source.pad_id,
         target=target,
         precision=precision,
-        layout="padded",
+        layout=layout,
         model={
             "file": MODEL_NAME,
             "opset": model.opset_imports[""],

@@ -102,11 +102,21 @@ def restore_metadata(model: ir.Model) -> None:
 def count(model: ir.Model) -> dict[str, int]:
     """Counts what the nodes mean, whatever they were lowered to.
 
+    The branches of an ``If`` are ways to compute one thing, so the fuller one counts.
+
     Returns:
         ``{"attention": n, "layer_norm": n, "rms_norm": n, "gelu": n, "rotary": n}``.
     """
+    return _count(model.graph)
+
+
+def _count(graph: ir.Graph) -> dict[str, int]:
     counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
-    for node in nodes(model):
+    for node in graph:
+        inner = [_count(a.as_graph()) for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        for name in counts:
+            found = [each[name] for each in inner]
+            counts[name] += max(found, default=0) if node.op_type == "If" else sum(found)
         meaning = CANONICAL.get(node.op_identifier()[:2]) or node.metadata_props.get(MEANING)
         if node.op_type == "QuickGelu" and abs(node.attributes.get_float("alpha", 1.702) - 1.702) > 1e-4:
             continue  # onnxruntime's name for x * sigmoid(alpha x): with another alpha it is SiLU

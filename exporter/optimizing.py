@@ -23,6 +23,7 @@ from .foreign import input_specs, load, operators, to_canonical_opset
 from .fusion import MEANING
 from .inspection import check_expected
 from .kinds import given
+from .layout import apply_layout
 from .metadata import count, restore_metadata, settle_metadata
 from .pair import check_destination, data_name, move_in
 from .pipeline import Report, lower_model, raise_model
@@ -50,6 +51,7 @@ def optimize(
     out: str | Path,
     *,
     target: str = "cpu",
+    layout: str | None = None,
     opset: int | None = None,
     force: bool = False,
     expect: Mapping[str, int] | None = None,
@@ -64,6 +66,7 @@ def optimize(
         source: The ``.onnx`` file.
         out: The file to write.
         target: ``cpu``, ``cuda`` or ``portable``.
+        layout: ``ragged`` computes attended positions only and leaves zeros elsewhere; ``None`` keeps the file's.
         opset: ai.onnx opset to write.
         force: Replace ``out`` when it is there.
         expect: Canonical counts that must be found.
@@ -100,6 +103,7 @@ def optimize(
     check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
     profile = _open(profile, foreign)
+    apply_layout(model, layout or "padded", profile, specs, report.refusals)
     lower_model(model, profile, report, opset=opset)
     for _ in range(_ROUNDS):
         if not _tidied(model):

@@ -10,6 +10,9 @@ import dataclasses
 
 from ..errors import InputError
 
+LAYOUTS = ("padded", "ragged")
+"""How a batch lies in memory: (batch, sequence, d), or (tokens, d) with attended tokens only."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -22,6 +25,7 @@ class Target:
         min_opset: Lowest ai.onnx opset that can be asked for.
         max_opset: Highest ai.onnx opset its runtimes load.
         max_ir: Highest IR version its runtimes load.
+        layout: The layout that measures fastest, where a graph can have it.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Target:
     min_opset: int = 17
     max_opset: int = 23
     max_ir: int = 13
+    layout: str = "padded"
 
     def check_opset(self, opset: int | None) -> None:
         """Refuses an ai.onnx opset that cannot be asked for; ``None`` asks for none.
@@ -44,7 +49,7 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("cpu", frozenset({"", "com.microsoft"}), None),
+        Target("cpu", frozenset({"", "com.microsoft"}), None, layout="ragged"),
         Target("cuda", frozenset({"", "com.microsoft"}), None),
         Target("portable", frozenset({""}), 18),
     )

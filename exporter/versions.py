@@ -92,6 +92,8 @@ def _typed(
             continue
         formal = formals[min(index, len(formals) - 1)]
         kind = f"tensor({value.dtype.name.lower()})"
+        if isinstance(value.type, ir.SequenceType):
+            kind = f"seq({kind})"
         if kind not in allowed.get(formal.type_str, {formal.type_str}):
             return False
     return True
