@@ -41,6 +41,7 @@ _PACKAGES = {
     "run bundles": ("numpy", *_EITHER, "tokenizers", "safetensors"),
     'export (pip install "tfx-onnx[export]")': ("torch", "onnx", "onnx-ir", "onnxscript"),
     'checkpoints (pip install "tfx-onnx[hf]")': ("transformers",),
+    'embed from and to Parquet (pip install "tfx-onnx[parquet]")': ("pyarrow",),
 }
 
 
@@ -60,11 +61,25 @@ def cpu_features() -> list[str]:
 
 
 def default_threads() -> int:
-    """Return the number of physical cores that this process may use, at least 1."""
+    """Return the number of physical cores that this process may use, at least 1.
+
+    A container's share of CPU time counts too: more threads than it allows would only be stopped by the kernel.
+    """
     import psutil
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable, _quota() or usable))
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the cores that the process's control group (version 2, then 1) grants it, rounded up; None for all."""
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            quota, period = " ".join((root / file).read_text(encoding="ascii") for file in files).split()
+            return -(-int(quota) // int(period)) if int(quota) > 0 else None
+        except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+            continue
+    return None
 
 
 def peak_rss_mb() -> float | None:

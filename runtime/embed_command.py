@@ -61,10 +61,16 @@ def embed(
     """  # noqa: D301 - click wants the backspace character
     from .embed import EmbedPlan
     from .embed import embed as run
+    from .embed_output import journal_of
 
     plan = EmbedPlan(source, out, bundle, column, provider, threads, schedule, batch_tokens, resume, force)
-    with show.bar() as advance:
-        found = run(plan, advance)
+    try:
+        with show.bar() as advance:
+            found = run(plan, advance)
+    except (KeyboardInterrupt, SystemExit):
+        if journal_of(out).exists():
+            click.echo("what is done is kept: --resume continues it", err=True)
+        raise
     if as_json:
         show.print_json(found)
         return

@@ -23,10 +23,9 @@ def write_json(path: Path, chunks: Iterable[np.ndarray]) -> None:
         for values in chunks:
             # Nine digits give a float32 back exactly. JSON has no NaN and no infinity.
             numbers = ", ".join(["%.9g"] * values.shape[1])
-            finite: list[bool] = np.isfinite(values).all(axis=1).tolist()
-            for i, vector in enumerate(values.astype(np.float64)):
+            for vector in values.astype(np.float64):
                 text = numbers % tuple(vector.tolist())
-                if not finite[i]:
+                if not np.isfinite(vector).all():
                     text = ", ".join(f"{value:.9g}" if np.isfinite(value) else "null" for value in vector)
                 file.write(f'{{"row": {row}, "embedding": [{text}]}}\n')
                 row += 1

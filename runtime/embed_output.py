@@ -33,7 +33,7 @@ from ..errors import InputError
 from .embed_formats import CHUNK, WRITERS
 from .swap import flush_entry, folder_problem
 
-__all__ = ["SUFFIXES", "Spool", "check_out"]
+__all__ = ["SUFFIXES", "Spool", "check_out", "journal_of"]
 
 SUFFIXES = (".npy", *WRITERS)
 """Endings of files that can be written."""
@@ -60,7 +60,7 @@ def check_out(out: Path, *, resume: bool, force: bool) -> None:
         raise InputError(f"{out}: {problem}")
     if out.exists() and not out.is_file():
         raise InputError(f"{out}: is no file")
-    unfinished = _journal(out).exists()
+    unfinished = journal_of(out).exists()
     if unfinished and not (resume or force):
         raise InputError(f"{out}: an unfinished run is there; --resume continues it, --force begins anew")
     if out.exists() and not force and not (unfinished and resume):
@@ -101,7 +101,7 @@ class Spool:
         with _writing(out):
             partial = _locked(out)
             try:
-                _journal(out).unlink(missing_ok=True)
+                journal_of(out).unlink(missing_ok=True)
                 header = _header(identity)
                 partial.truncate(0)
                 partial.write(header)
@@ -116,8 +116,8 @@ class Spool:
                 fresh = _hidden(out)
                 fresh.write_bytes(_line({"tfx_embed": 1, "force": force, "identity": dict(identity)}))
                 flush_entry(fresh)
-                fresh.replace(_journal(out))
-                return cls(out, identity, 0, partial, _journal(out).open("ab"))
+                fresh.replace(journal_of(out))
+                return cls(out, identity, 0, partial, journal_of(out).open("ab"))
             except BaseException:
                 partial.close()
                 _partial(out).unlink(missing_ok=True)
@@ -135,7 +135,7 @@ class Spool:
         Raises:
             InputError: the run is made of something else, or another process writes there.
         """
-        path = _journal(out)
+        path = journal_of(out)
         if not path.exists():
             return None
         with _writing(out):
@@ -204,7 +204,7 @@ class Spool:
                 flush_entry(out.absolute().parent)
             self.close()
             partial.unlink(missing_ok=True)
-            _journal(out).unlink(missing_ok=True)
+            journal_of(out).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files; what was written stays for a later run."""
@@ -224,7 +224,8 @@ def _partial(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def _journal(out: Path) -> Path:
+def journal_of(out: Path) -> Path:
+    """Return the file that says what of an unfinished run is done; it is there as long as the run is unfinished."""
     return out.with_name(f"{out.name}.journal")
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -167,7 +167,7 @@ def in_order(
     *,
     padded: bool,
     first: int = 0,
-) -> Iterator[list[Any]]:
+) -> Generator[list[Any], None, None]:
     """Run blocks of rows and yield the results of each block, in order.
 
     Args:

@@ -47,6 +47,30 @@ def test_unknown_systems_have_no_features(monkeypatch):
     assert doctor.cpu_features() == []
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "10000 100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({}, None),
+    ],
+)
+def test_a_container_s_share_is_read(tmp_path, files, cores):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert doctor._quota(tmp_path) == cores
+
+
+def test_default_threads_are_within_a_container_s_share(monkeypatch):
+    monkeypatch.setattr(doctor, "_quota", lambda: 1)
+    assert doctor.default_threads() == 1
+
+
 def test_default_threads_are_usable_cores():
     assert 1 <= doctor.default_threads() <= doctor.environment()["cores_usable"]
 

@@ -294,6 +294,7 @@ def test_processes_that_are_killed_at_random_moments(bundle, tmp_path):
         _, errors = process.communicate(timeout=60)
         assert process.returncode in (-signal.SIGKILL, 128 + signal.SIGTERM), errors
         assert b"Traceback" not in errors
+        assert (b"what is done is kept: --resume" in errors) == (number == signal.SIGTERM)
         assert blocks_done(tmp_path) >= done + 2
         done = blocks_done(tmp_path)
         assert not (tmp_path / "v.npy").exists()
