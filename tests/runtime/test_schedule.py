@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfx.errors import InputError
+from tfx.runtime import schedule as module
 from tfx.runtime.schedule import (
     Schedule,
     blocks_of,
@@ -223,32 +224,61 @@ def test_an_error_comes_in_its_place_and_ends_everything(where):
 # Choosing
 
 
-def test_the_fastest_schedule_is_chosen():
+class Clock:
+    """Time that passes as calls say, and not as a busy machine has it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lock = threading.Lock()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def call_of(self, ms_per_token):
+        def of(schedule):
+            def call(encodings):
+                with self.lock:
+                    self.now += ms_per_token[schedule] / 1000 * sum(map(len, encodings))
+                return [0] * len(encodings)
+
+            return call
+
+        return of
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("ms_per_token", "best"),
+    [
+        ((3, 2, 3), 1),
+        ((1, 2, 3), 0),
+        ((3, 2, 1), 2),
+        ((2, 2, 2), 0),  # of equally fast ones the first
+        ((2, 1.99, 1.98), 0),  # nothing beyond noise
+        ((2, 1.9, 1.89), 1),
+    ],
+)
+def test_the_fastest_schedule_is_chosen(clock, ms_per_token, best):
     tried = [Schedule(2, 1, 64), Schedule(2, 1, 128), Schedule(1, 2, 512)]
-    ms = {tried[0]: 3.0, tried[1]: 0.2, tried[2]: 3.0}
-
-    def call_of(schedule):
-        def call(encodings):
-            time.sleep(ms[schedule] / 1000 * sum(map(len, encodings)) / 64)
-            return [0] * len(encodings)
-
-        return call
-
-    chosen, rates = fastest(tried, call_of, [encoding(n) for n in range(1, 60)], padded=False, seconds=0.02)
-    assert chosen == tried[1]
-    assert set(rates) == set(tried)
-    assert max(rates, key=rates.__getitem__) == tried[1]
+    costs = dict(zip(tried, ms_per_token, strict=True))
+    encodings = [encoding(n) for n in range(1, 60)]
+    chosen, rates = fastest(tried, clock.call_of(costs), encodings, padded=False)
+    assert chosen == tried[best]
+    for schedule in tried:
+        assert rates[schedule] == pytest.approx(1000 / costs[schedule])
 
 
-def test_of_equally_fast_schedules_the_first_is_chosen():
-    tried = [Schedule(1, 1, 64), Schedule(1, 2, 64), Schedule(1, 3, 64)]
-
-    def call(encodings):
-        time.sleep(0.01)
-        return [0] * len(encodings)
-
-    chosen, _ = fastest(tried, lambda _: call, [encoding(32)] * 40, padded=True, seconds=0.02)
-    assert chosen == tried[0]
+def test_measuring_takes_about_the_time_it_is_given(clock):
+    tried = [Schedule(2, 1, 64), Schedule(1, 2, 512)]
+    encodings = [encoding(1 + n % 60) for n in range(100_000)]
+    fastest(tried, clock.call_of(dict.fromkeys(tried, 0.01)), encodings, padded=False, seconds=0.25)
+    assert clock.now == pytest.approx(2 * 3 * 0.25, rel=0.1)
 
 
 def test_a_sample_has_all_lengths_alike():
