@@ -44,6 +44,7 @@ class Engine:
         precision: what it computes in.
         environment: as of a step.
         options: for the script.
+        alone: False where each length of its own would have to be compiled first; then no row is run by itself.
     """
 
     script: str
@@ -51,6 +52,7 @@ class Engine:
     precision: str
     environment: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    alone: bool = True
 
 
 VARIANTS: dict[str, dict[str, str]] = {
@@ -100,7 +102,7 @@ def _openvino(model: str, precision: str, hint: str | None) -> Engine:
 
 
 def _torch(mode: str, precision: str) -> Engine:
-    return Engine("engine_torch.py", "encoder", precision, "torch", {"mode": mode})
+    return Engine("engine_torch.py", "encoder", precision, "torch", {"mode": mode}, alone=mode != "compile")
 
 
 def _sentence(model: str, precision: str, backend: str, file: str | None = None) -> Engine:

@@ -237,7 +237,8 @@ def _answers(
         with np.load(feeds, allow_pickle=False) as arrays:  # noqa: TID251
             mask = arrays["attention_mask"]
     judged: dict[str, Any] = dict(compare(together, wanted, mask))
-    judged["variance"] = variance(together, {row: ask(file)[0] for row, file in rows.items()})
+    single = {row: ask(file)[0] for row, file in rows.items()} if engine.alone else {}
+    judged["variance"] = variance(together, single)
     return {"peak_mb": told["peak_mb"], "first_s": told["seconds"], **judged}
 
 
