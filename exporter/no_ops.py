@@ -5,6 +5,7 @@
 - A reshape of a reshape: the last one alone says the shape.
 - Reshapes and expansions that end in the shape they began with, and a reduced axis that is dropped only to be
   brought back: torch.onnx writes both for ``var(..., keepdim=True)``.
+- A slice from the first to the last element: torch.onnx writes one for the ``:`` of ``x[:, 0]``.
 - The last axis of a reduction counted from the front: written -1, equal reductions are seen to be equal.
 """
 
@@ -38,6 +39,10 @@ _WIDER: dict[ir.DataType, frozenset[ir.DataType]] = {
 """Types that hold every value of a type."""
 
 
+_ENDLESS = 2**31 - 1
+"""Where slices end that have no end: longer axes than this do not occur."""
+
+
 def drop_no_ops(model: ir.Model) -> None:
     """Removes them, in place."""
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
@@ -47,6 +52,9 @@ def drop_no_ops(model: ir.Model) -> None:
             _skip_wider_cast(node)
             kind = node.inputs[0].dtype
             if kind is not None and kind == node.attributes.get_int("to"):
+                _identity(node, node.inputs[0])
+        elif node.op_type == "Slice":
+            if _takes_all(node):
                 _identity(node, node.inputs[0])
         elif node.op_type in _REDUCTIONS:
             if _reduces_last(node):
@@ -111,6 +119,15 @@ def _undone(node: ir.Node) -> None:
                 _identity(node, kept.outputs[0])
             return
         x = before.inputs[0] if before.op_type in _RESHAPES else None
+
+
+def _takes_all(node: ir.Node) -> bool:
+    """Whether a slice begins at 0, goes on without an end, and leaves nothing out."""
+    found = [None if value is None else fixed(value) for value in (*node.inputs[1:3], *node.inputs[4:5])]
+    if len(found) < 2 or any(tensor is None for tensor in found):
+        return False
+    starts, ends, *steps = (tensor.numpy() for tensor in found if tensor is not None)
+    return bool((starts == 0).all() and (ends >= _ENDLESS).all() and all((step == 1).all() for step in steps))
 
 
 def _identity(node: ir.Node, of: ir.Value) -> None:
