@@ -72,7 +72,7 @@ def test_a_bundle_holds_model_manifest_and_golden(bundle: Bundle) -> None:
     ]
     assert (manifest["max_length"], manifest["pad_id"]) == (40, 0)
     assert manifest["pooling"] == {"mode": "mean", "normalize": False, "output": "sentence_embedding"}
-    assert (manifest["target"], manifest["precision"], manifest["layout"]) == ("cpu", "fp32", "padded")
+    assert (manifest["target"], manifest["precision"], manifest["layout"]) == ("cpu", "fp32", "ragged")
     assert manifest["counts"] == COUNTS
     assert manifest["refusals"] == []
     assert manifest["tolerance"] == {"max_abs": 1e-4, "min_cosine": 0.99999}
