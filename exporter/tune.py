@@ -156,12 +156,13 @@ def tune(bundle: str | Path, plan: TunePlan | None = None, *, progress: Progress
     base = sha256_file(opened.model_path)
     setting = _setting(plan, cores, rows)
     started = time.monotonic()
-    log = TuneLog(opened.path, base, setting, fresh=plan.fresh)
-    start = _start(opened.manifest, cores, plan.mode, log.winner)
+    exported = _exported(opened.manifest, cores, plan.mode)
+    log = TuneLog(opened.path, base, setting, exported.to_json(), fresh=plan.fresh)
+    start = exported if log.winner is None else _read(log.winner)
     with sigterm_raises(), tempfile.TemporaryDirectory(prefix="tfx-tune-") as folder:
         variants = Variants(opened, Path(folder), start.lowering, plan.source)
         search = _Search(plan, log, variants, work, cores, started, progress)
-        winner, finished = search.run(start)
+        winner, finished = search.run(_read(log.start))  # what is in the log leads to where it ended
         gain = search.compare(winner, start) if winner != start else None
         progress("writing")
         result = _write(opened, variants.bundle(*winner.graph), winner, log, finished=finished)
@@ -328,15 +329,17 @@ def _setting(plan: TunePlan, cores: int, rows: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _start(manifest: Manifest, cores: int, mode: str, winner: Mapping[str, Any] | None) -> Settings:
-    """Where tuning begins: at what an earlier run had come to, else at the bundle as it is."""
+def _exported(manifest: Manifest, cores: int, mode: str) -> Settings:
+    """The settings of a bundle that no tuning has touched."""
     schedule = schedules(cores)[0].to_json() if mode == "throughput" else None
-    if winner is not None:
-        try:
-            return Settings(**winner)
-        except TypeError as error:
-            raise InputError(f"{LOG_NAME}: its winner cannot be read; tune with --fresh") from error
     return Settings(manifest.layout, "exported", manifest.precision, cores, schedule=schedule)
+
+
+def _read(settings: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings(**settings)
+    except TypeError as error:
+        raise InputError(f"{LOG_NAME}: found the settings {dict(settings)}; tune with --fresh") from error
 
 
 def _write(opened: Bundle, made: Bundle, winner: Settings, log: TuneLog, *, finished: bool) -> Bundle:

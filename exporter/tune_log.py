@@ -6,6 +6,7 @@ key         value
 format      1
 base        sha256 of the model that tuning began with
 result      sha256 of the model that it ended with, or null
+start       settings by name that tuning began with
 setting     what figures depend on: lengths, batch sizes, mode, cores, limits, CPU, onnxruntime
 tried       [{stage, candidate, against, verdict, reason, ratio, low, high, turns, candidate_ms, against_ms,
             min_cosine, max_abs, seconds}]: candidate and against are settings by name; ``ratio`` is the candidate's
@@ -110,29 +111,42 @@ class TuneLog:
         folder: The bundle's folder.
         base: sha256 of the bundle's model.
         setting: What figures depend on; a log of another setting is begun anew.
+        start: The settings that the bundle has.
         fresh: Begin anew in any case.
 
     Attributes:
         resumed: How many candidates were found in the log.
+        start: The settings that the log's first candidates were tried against.
         winner: What the log of a tuning that ended with this model had chosen, to go on from; ``None`` without one.
 
     Raises:
         InputError: The folder beside the bundle cannot be written to.
     """
 
-    def __init__(self, folder: Path, base: str, setting: Mapping[str, Any], *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        base: str,
+        setting: Mapping[str, Any],
+        start: Mapping[str, Any],
+        *,
+        fresh: bool = False,
+    ) -> None:
         self._path = folder.parent / f".{folder.name}.{LOG_NAME}"
         self._content: dict[str, Any] = {
-            "format": FORMAT, "base": base, "result": None, "setting": dict(setting), "tried": [], "winner": None,
-            "finished": False,
+            "format": FORMAT, "base": base, "result": None, "start": dict(start), "setting": dict(setting), "tried": [],
+            "winner": None, "finished": False,
         }  # fmt: skip
         self.winner: dict[str, Any] | None = None
         # The one beside the bundle was cut short; the one inside ended, maybe for want of time.
         for found in () if fresh else (_read(self._path), _read(folder / LOG_NAME)):
             if found is not None and self._fits(found):
-                self._content["tried"] = found["tried"]
+                self._content |= {key: found[key] for key in ("base", "start", "tried")}
                 self.winner = found.get("winner") if found.get("result") == base else None
+                self._content["result"] = base if self.winner is not None else None
+                self._content["winner"] = self.winner
                 break
+        self.start: dict[str, Any] = self._content["start"]
         self.resumed = len(self._content["tried"])
         self._write()
 
@@ -189,4 +203,4 @@ def _read(path: Path) -> dict[str, Any] | None:
         isinstance(each, dict) and each.get("verdict") in Verdict.ALL and {"candidate", "against"} <= set(each)
         for each in entries
     )
-    return content if sound else None
+    return content if sound and isinstance(content.get("start"), dict) else None

@@ -60,6 +60,7 @@ def test_a_small_gain_is_found_with_enough_turns():
     assert judge(drawn(0.95, 0.03, 40), last=True).verdict == Verdict.FASTER
 
 
+START = {"threads": 2}
 ENTRY = {"stage": "threads", "candidate": {"threads": 1}, "against": {"threads": 2}, "verdict": Verdict.SLOWER}
 
 
@@ -71,11 +72,11 @@ def folder(tmp_path):
 
 
 def test_what_was_found_is_on_disk_at_once(folder):
-    log = TuneLog(folder, "a" * 64, {"cores": 2})
+    log = TuneLog(folder, "a" * 64, {"cores": 2}, START)
     assert log.resumed == 0
     log.add(ENTRY)
     # As after a kill: nothing was closed.
-    again = TuneLog(folder, "a" * 64, {"cores": 2})
+    again = TuneLog(folder, "a" * 64, {"cores": 2}, START)
     assert again.resumed == 1
     assert again.find({"threads": 1}, {"threads": 2}) == ENTRY
     assert again.find({"threads": 1}, {"threads": 3}) is None
@@ -88,30 +89,30 @@ def test_what_was_found_is_on_disk_at_once(folder):
 
 @pytest.mark.parametrize("change", [{"base": "b" * 64}, {"setting": {"cores": 4}}, {"fresh": True}])
 def test_another_model_or_setting_begins_anew(folder, change):
-    TuneLog(folder, "a" * 64, {"cores": 2}).add(ENTRY)
+    TuneLog(folder, "a" * 64, {"cores": 2}, START).add(ENTRY)
     given = {"base": "a" * 64, "setting": {"cores": 2}, **change}
-    assert TuneLog(folder, **given).resumed == 0
+    assert TuneLog(folder, **given, start=START).resumed == 0
 
 
 @pytest.mark.parametrize("content", ["", "junk", "[]", '{"tried": 3}', '{"format": 1, "tried": [{"verdict": "won"}]}'])
 def test_a_damaged_log_is_begun_anew(folder, content):
     (folder.parent / f".bundle.{LOG_NAME}").write_text(content)
-    assert TuneLog(folder, "a" * 64, {"cores": 2}).resumed == 0
+    assert TuneLog(folder, "a" * 64, {"cores": 2}, START).resumed == 0
 
 
 def test_a_log_in_the_bundle_is_gone_on_with(folder):
     """Time ran out: the model is another one now, but what was tried was tried."""
-    log = TuneLog(folder, "a" * 64, {"cores": 2})
+    log = TuneLog(folder, "a" * 64, {"cores": 2}, START)
     log.add(ENTRY)
     (folder / LOG_NAME).write_text(log.text({"threads": 1}, "c" * 64, finished=False))
     log.remove()
-    again = TuneLog(folder, "c" * 64, {"cores": 2})
-    assert (again.resumed, again.winner) == (1, {"threads": 1})
-    assert TuneLog(folder, "d" * 64, {"cores": 2}, fresh=True).resumed == 0
+    again = TuneLog(folder, "c" * 64, {"cores": 2}, {"threads": 9})
+    assert (again.resumed, again.winner, again.start) == (1, {"threads": 1}, START)
+    assert TuneLog(folder, "d" * 64, {"cores": 2}, START, fresh=True).resumed == 0
     found = json.loads((folder / LOG_NAME).read_text())
     assert (found["base"], found["result"], found["finished"]) == ("a" * 64, "c" * 64, False)
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
-        TuneLog(tmp_path / "nowhere" / "bundle", "a" * 64, {})
+        TuneLog(tmp_path / "nowhere" / "bundle", "a" * 64, {}, START)
