@@ -280,7 +280,13 @@ def _chosen(asked: str | None, known: Sequence[str], what: str) -> list[str]:
     "--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each engine, at most."
 )
 @click.option("--seconds", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of a turn, about.")
-@click.option("--minutes", type=click.FloatRange(min=0), default=2.5, show_default=True, help="Of a workload, about.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    default=2.5,
+    show_default=True,
+    help="Of a batch, about; twice for texts.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Of every engine. [default: physical cores]")
 @click.option("--envs", type=click.Path(path_type=Path), default=HOME, show_default=True, help="Environments' folder.")
 @click.option("--work", type=click.Path(path_type=Path), help="Models' folder. [default: work, in --envs]")
@@ -331,7 +337,14 @@ def main(
                 tell(f"{name}: cannot be made")
             continue
         each = measure(
-            shop, engines, needed, threads=count, rounds=rounds, seconds=seconds, limit_s=minutes * 60, tell=tell
+            shop,
+            engines,
+            needed,
+            threads=count,
+            rounds=rounds,
+            seconds=seconds,
+            limit_s=minutes * (120 if kind == CORPUS else 60),
+            tell=tell,
         )
         found["workloads"].update(each["workloads"])
         for part in ("engines", "skipped"):
