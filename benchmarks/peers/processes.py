@@ -177,7 +177,8 @@ def turns(
                 own += made[1]
         now = time.perf_counter()
         elapsed = (now - begun) * (psutil.cpu_count() or 1)
-        found.others.append(max(0.0, (_busy_s() - busy - own) / elapsed))
+        # The system counts in ticks of 10 ms: a short round may seem busier than it can be.
+        found.others.append(min(1.0, max(0.0, (_busy_s() - busy - own) / elapsed)))
         if now - start + (now - begun) > limit_s:
             break
     return found
