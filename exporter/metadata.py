@@ -24,6 +24,7 @@ CANONICAL = {
     ("com.microsoft", "Attention"): "attention",
     ("com.microsoft", "MultiHeadAttention"): "attention",
     ("com.microsoft", "PackedAttention"): "attention",
+    ("com.microsoft", "PackedMultiHeadAttention"): "attention",
     ("", "LayerNormalization"): "layer_norm",
     ("com.microsoft", "SkipLayerNormalization"): "layer_norm",
     ("", "RMSNormalization"): "rms_norm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class PackedMultiHeadAttention(OpRun):
             whole[offset.reshape(-1)[: len(x)]] = x
             padded.append(whole.reshape(sequences, longest, num_heads, -1))
         out = np.full((sequences * longest, v.shape[1]), np.nan)
-        for row, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for row, (start, end) in enumerate(itertools.pairwise(bounds)):
             rq, rk, rv = (each[row, : end - start].transpose(1, 0, 2) for each in padded)
             scores = rq @ rk.swapaxes(-1, -2) * (scale or rq.shape[-1] ** -0.5)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
