@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tfx.errors import InputError
+from tfx.runtime import providers
 from tfx.runtime.bench_memory import plateau
 from tfx.runtime.providers import MEMORY, create_session
 from tfx.runtime.session import Session
@@ -101,6 +102,23 @@ def test_spinning_can_be_turned_off(bundle):
     )
     with pytest.raises(RuntimeError):
         create_session(bundle.model_path).ort.get_session_options().get_session_config_entry(key)
+
+
+def test_what_loading_freed_goes_back(bundle, monkeypatch):
+    asked = []
+
+    class Library:
+        def malloc_trim(self, padding):
+            asked.append(padding)
+
+    monkeypatch.setattr(providers.sys, "platform", "linux")
+    monkeypatch.setattr(providers.ctypes, "CDLL", lambda name: Library())
+    create_session(bundle.model_path, memory="onnxruntime")
+    assert asked == []
+    create_session(bundle.model_path)
+    assert asked == [0]
+    monkeypatch.setattr(providers.ctypes, "CDLL", lambda name: object())  # a C library that has no such function
+    create_session(bundle.model_path)
 
 
 def test_unknown_memory(bundle):
