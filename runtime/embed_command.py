@@ -28,7 +28,9 @@ _SCHEDULES = ("auto", "threads", "packed")  # as embed.SCHEDULES, which is not i
     show_default=True,
     help="Small calls of one thread each, large calls on all threads, or what a short measurement shows faster.",
 )
-@click.option("--batch-tokens", type=click.IntRange(min=1), help="Tokens in one call. [default: 256, packed 4096]")
+@click.option(
+    "--batch-tokens", type=click.IntRange(min=1), help="Tokens in one call. [default: 256; packed 4096 or more]"
+)
 @click.option("--resume", is_flag=True, help="Continue an unfinished run, or begin one where there is none.")
 @click.option("--force", is_flag=True, help="Replace an existing --out; without --resume, also begin anew.")
 @shared_options("provider")

@@ -95,9 +95,9 @@ def by_threads(cores: int, batch_tokens: int = 256) -> Schedule:
     return Schedule(cores, 1, batch_tokens)
 
 
-def packed(cores: int, batch_tokens: int = 4096) -> Schedule:
-    """Return the schedule of one large call at a time on all cores."""
-    return Schedule(1, cores, batch_tokens)
+def packed(cores: int, batch_tokens: int | None = None) -> Schedule:
+    """Return the schedule of one large call at a time on all cores: 4096 tokens, more where many cores divide them."""
+    return Schedule(1, cores, max(4096, 256 * cores) if batch_tokens is None else batch_tokens)
 
 
 def candidates(cores: int, provider: str = "cpu") -> list[Schedule]:

@@ -114,6 +114,10 @@ def test_candidates_use_all_cores_and_no_more(cores):
     assert packed(cores) in found
 
 
+def test_large_calls_grow_with_the_cores_that_divide_them():
+    assert [packed(cores).batch_tokens for cores in (1, 16, 64)] == [4096, 4096, 16384]
+
+
 def test_a_device_gets_one_large_call_at_a_time():
     assert [(each.workers, each.threads) for each in candidates(8, "cuda")] == [(1, 1)]
 
