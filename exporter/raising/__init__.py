@@ -8,6 +8,7 @@ from .attention_form import AttentionHeads, AttentionScale, SwapLastAxes
 from .attention_mask import AttentionMaskExpand, AttentionOpenMask
 from .contrib import ContribBiasGelu, ContribErfGelu, ContribFastGelu, ContribQuickGelu, ContribRotaryEmbedding
 from .contrib_attention import ContribAttention, ContribMultiHeadAttention
+from .contrib_norm import ContribSkipLayerNorm
 from .einsum import EinsumLinear, EinsumProduct
 from .gelu import GeluErf, GeluTanh, QuickGelu
 from .layer_norm import LayerNormPieces
@@ -21,6 +22,7 @@ RULES: tuple[type[Fusion], ...] = (
     ContribFastGelu,
     ContribQuickGelu,
     ContribRotaryEmbedding,
+    ContribSkipLayerNorm,
     ContribMultiHeadAttention,
     ContribAttention,
     EinsumProduct,
