@@ -18,6 +18,7 @@ from .running import Activations, Agreement, Answers, Samples, agreement, answer
 from .schemes import FLOORS, Scheme, choose, drift
 from .sensitivity import choose_kept
 from .smooth import NORMS, fold
+from .steady import steady_sums
 from .writing import Writer
 
 __all__ = ["AIM", "apply"]
@@ -104,6 +105,7 @@ def write(model: ir.Model, plans: Iterable[Plan], seen: Mapping[str, Activations
     for table in find_tables(model) if tables else ():
         writer.table(table)
         changed += 1
+    steady_sums(model, writer)
     passes.RemoveUnusedNodesPass()(model)
     return changed
 

@@ -37,7 +37,7 @@ class Writer:
 
     def constant(self, array: np.ndarray, name: str) -> ir.Value:
         """An initializer; that of the same name and content when it is there."""
-        array, free, number = np.ascontiguousarray(array), name, 1
+        array, free, number = np.array(array, order="C"), name, 1
         while free in self._graph.initializers:
             tensor = self._graph.initializers[free].const_value
             if tensor is not None and tensor.numpy().dtype == array.dtype and np.array_equal(tensor.numpy(), array):
@@ -195,6 +195,10 @@ class Writer:
         ids = node.inputs[1]
         found = self.op(node, "Cast", [self.op(node, "Gather", [rows, ids], axis=0)], to=ir.DataType.FLOAT)
         y = self.op(node, "Mul", [found, self.op(node, "Gather", [scales, ids], axis=0)])
+        self.replace(node, y)
+
+    def replace(self, node: ir.Node, y: ir.Value) -> None:
+        """Puts a value in the place of a node's result."""
         _take_over(node.outputs[0], y)
         self._graph.remove(node, safe=True)
 
