@@ -18,7 +18,7 @@ from torch import nn
 
 from ..errors import InputError, TfxError
 from ..runtime.bundle import DEFAULT_BUNDLE, Bundle, ensure_free, write_bundle
-from ..runtime.cpu import features
+from ..runtime.doctor import cpu_features
 from ..runtime.golden import GOLDEN_NAME, GoldenCase, save_golden
 from ..runtime.manifest import Manifest
 from ..runtime.parity import TOLERANCES, verify
@@ -250,7 +250,7 @@ def _measured(
         **report.to_json(),
         "batch_variance": found.batch,
         "padding_variance": found.padding,
-        "cpu": features() or {},
+        "cpu": {"features": cpu_features()},
     }
 
 
