@@ -133,9 +133,7 @@ def _reason(node: ir.Node, made: Plan, ranges: Mapping[str, Range]) -> str:
     """Why a node on its own has to stay, empty where it has not."""
     if any(isinstance(value.type, ir.SequenceType) for value in _floats(node)):
         return "works on sequences of tensors"
-    if any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
-    ):
+    if _has_body(node):
         return "has a body of its own"
     if node.op_type not in HALVES:
         return f"{node.op_type} computes in fp32"
@@ -154,6 +152,11 @@ def _reason(node: ir.Node, made: Plan, ranges: Mapping[str, Range]) -> str:
         if peak > _NORM_LIMIT:
             return f"a norm over values up to {peak:.3g}"
     return _constants(node)
+
+
+def _has_body(node: ir.Node) -> bool:
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def _constants(node: ir.Node) -> str:
@@ -187,6 +190,8 @@ def _plain(graph: ir.Graph, ranges: Mapping[str, Range]) -> set[ir.Node]:
     plain: set[ir.Node] = set()
     for node in graph:
         table = fixed(node.inputs[0]) if node.op_type == "Gather" else None
+        if _has_body(node):  # It may read anything.
+            continue
         if not any(value.dtype == FLOAT for value in node.outputs) or node.op_type in _PRODUCTS or table is not None:
             continue
         floats = [value for value in node.inputs if value is not None and value.dtype == FLOAT]

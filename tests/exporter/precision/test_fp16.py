@@ -297,5 +297,40 @@ def test_bodies_stay_and_read_what_became_half_in_fp32():
     feeds: Feeds = {"x": _drawn(4, 4, seed=1)}
     half, report = _halved(model, [feeds])
     assert report.changed == 2
+    assert [each["reason"] for each in report.kept] == ["has a body of its own"]
     for name, values in run(model)(feeds).items():
         np.testing.assert_allclose(run(half)(feeds)[name], values, rtol=0, atol=1e-2)
+
+
+def test_a_choice_reads_what_no_input_shows():
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(op_type, ["h", "w"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4])],
+        )
+        for name, op_type in (("then", "MatMul"), ("else", "Add"))
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("If", ["which"], ["chosen"], **branches),
+            helper.make_node("Mul", ["chosen", "chosen"], ["squares"]),
+            helper.make_node("MatMul", ["squares", "w"], ["y"]),
+        ],
+        "choosing",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4]),
+            helper.make_tensor_value_info("which", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])],
+        [onnx.numpy_helper.from_array(_drawn(4, 4, size=0.4), "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    feeds: Feeds = {"x": _drawn(4, 4, seed=1), "which": np.array(True)}
+    half, report = _halved(model, [feeds])
+    assert [each["reason"] for each in report.kept] == ["has a body of its own"]
+    assert {v.dtype for v in nodes_of(half, "Mul")[0].inputs if v} == {HALF}, "what it gives is no mask"
+    np.testing.assert_allclose(run(half)(feeds)["y"], run(model)(feeds)["y"], rtol=0, atol=1e-2)
