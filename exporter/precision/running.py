@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from ...errors import MachineError
 from ...runtime.providers import StrictSession, create_session
 from ..save import save
 
@@ -56,7 +57,10 @@ def session_of(model: ir.Model) -> Iterator[StrictSession]:
     """A session on the CPU; the model goes through a file, so that size does not matter."""
     with tempfile.TemporaryDirectory(prefix="tfx-") as folder:
         path = Path(folder) / "model.onnx"
-        save(model, path)
+        try:
+            save(model, path)
+        except OSError as error:
+            raise MachineError(f"calibration: {folder} cannot hold the model: {error.strerror}") from error
         yield create_session(path)
 
 
