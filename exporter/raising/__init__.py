@@ -14,7 +14,8 @@ from .gelu import GeluErf, GeluTanh, QuickGelu
 from .layer_norm import LayerNormPieces
 from .live_rows import AttentionLiveRows
 from .rms_norm import RmsNormPieces
-from .rotary import RotaryPartial, RotaryParts, RotarySum
+from .rotary import RotaryParts, RotarySum
+from .rotary_partial import RotaryPartial
 
 RULES: tuple[type[Fusion], ...] = (
     ContribBiasGelu,

@@ -19,8 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..fusion import Arg, Derived, Example, Fusion, NearMiss
-from ..guards import Refuse, attributes_of, axis_of, of_type, producer, rank, same_axis, static, transpose
-from .rotary_parts import alone, cut, equal_halves, factors, joins_last, rows_for, same_shape, source, turned
+from ..guards import Refuse, axis_of, ints, of_type, producer, rank, same_axis, static, transpose
+from .rotary_parts import alone, equal_halves, factors, joins_last, joins_pairs, rows_for, same_shape, source, turned
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LAYOUTS = ("bhsd", "bshd")
@@ -219,6 +219,10 @@ class RotarySum(_Rotary):
     )
 
 
+def _rotated(op: Any, first: Any, second: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+    return op.Sub(op.Mul(first, cos), op.Mul(second, sin)), op.Add(op.Mul(second, cos), op.Mul(first, sin))
+
+
 class RotaryParts(_Rotary):
     """``[x1 cos - x2 sin, x2 cos + x1 sin]`` -> ``RotaryEmbedding(x, cos, sin)``, with tables of half the width."""
 
@@ -239,13 +243,12 @@ class RotaryParts(_Rotary):
     def unfused(self, op: Any, x: Any, cos: Any, sin: Any, shape: Any, last: Any, zero: Any, four: Any,
                 one: Any, two: Any, end: Any, rest: Any) -> Any:  # fmt: skip
         first, second = self._pieces(op, x, last, zero, four, one, two, end)
-        real = op.Sub(op.Mul(first, cos), op.Mul(second, sin))
-        imag = op.Add(op.Mul(second, cos), op.Mul(first, sin))
+        real, imag = _rotated(op, first, second, cos, sin)
         return op.Concat(real, imag, rest, axis=-1) if self._rest else self._together(op, real, imag, last, shape)
 
     def check(self, op: Any, real: ir.Value, a: ir.Value, b: ir.Value, y: ir.Value, **rest: Any) -> None:
         x, cos, sin, inner = self._read(real, a, b)
-        if not joins_last(producer(rest["pairs"] if self._interleaved else y)):
+        if not (joins_pairs(producer(rest["pairs"])) if self._interleaved else joins_last(producer(y))):
             raise Refuse()
         if self._interleaved:
             if not same_shape(x, y):
@@ -297,9 +300,24 @@ class RotaryParts(_Rotary):
             "parts beside each other in another axis",
             None,
             build=lambda op, x, cos, sin, last, zero, four, end, **_: op.Concat(
-                op.Sub(op.Mul(op.Slice(x, zero, four, last), cos), op.Mul(op.Slice(x, four, end, last), sin)),
-                op.Add(op.Mul(op.Slice(x, four, end, last), cos), op.Mul(op.Slice(x, zero, four, last), sin)),
-                axis=1,
+                *_rotated(op, op.Slice(x, zero, four, last), op.Slice(x, four, end, last), cos, sin), axis=1
+            ),
+        ),
+        NearMiss(
+            "parts of pairs behind each other instead of in turn",
+            None,
+            variant={"interleaved": True},
+            build=lambda op, x, cos, sin, last, zero, one, two, end, shape, **_: op.Reshape(
+                op.Concat(
+                    *(
+                        op.Unsqueeze(part, ints(op, -2))
+                        for part in _rotated(
+                            op, op.Slice(x, zero, end, last, two), op.Slice(x, one, end, last, two), cos, sin
+                        )
+                    ),
+                    axis=-1,
+                ),
+                shape,
             ),
         ),
         NearMiss(
@@ -308,84 +326,6 @@ class RotaryParts(_Rotary):
             build=lambda op, x, cos, sin, last, zero, four, end, **_: op.Concat(
                 op.Sub(op.Mul(op.Slice(x, zero, four, last), cos), op.Mul(op.Slice(x, four, end, last), sin)),
                 op.Sub(op.Mul(op.Slice(x, four, end, last), cos), op.Mul(op.Slice(x, zero, four, last), sin)),
-                axis=-1,
-            ),
-        ),
-    )
-
-
-class RotaryPartial(Fusion):
-    """``Concat(RotaryEmbedding(x[..., :r]), x[..., r:])`` -> ``RotaryEmbedding(x; rotary_embedding_dim=r)``.
-
-    With Transposes around the node where heads come after the sequence.
-    """
-
-    result = ("", "RotaryEmbedding")
-    meaning = "rotary"
-    variants = ({"layout": "bshd"}, {"layout": "bhsd"})
-
-    def __init__(self, layout: str = "bhsd") -> None:
-        super().__init__()
-        self._swaps = layout == "bshd"
-
-    def pattern(self, op: Any, part: Any, cos: Any, sin: Any, rest: Any) -> Any:
-        many = op.Transpose(part, perm=[0, 2, 1, 3]) if self._swaps else part
-        turn = op.RotaryEmbedding(many, cos, sin, _outputs=["turned"])
-        back = op.Transpose(turn, perm=[0, 2, 1, 3]) if self._swaps else turn
-        return op.Concat(back, rest, _outputs=["y"])
-
-    def unfused(self, op: Any, x: Any, cos: Any, sin: Any, last: Any, zero: Any, four: Any, end: Any) -> Any:
-        part = op.Slice(x, zero, four, last)
-        many = op.Transpose(part, perm=[0, 2, 1, 3]) if self._swaps else part
-        turn = op.RotaryEmbedding(many, cos, sin)
-        back = op.Transpose(turn, perm=[0, 2, 1, 3]) if self._swaps else turn
-        return op.Concat(back, op.Slice(x, four, end, last), axis=-1)
-
-    def check(self, op: Any, part: ir.Value, rest: ir.Value, turned: ir.Value, y: ir.Value, **_: Any) -> None:
-        one, other = cut(part), cut(rest)
-        if one is None or other is None or one[0] is not other[0] or not joins_last(producer(y)):
-            raise Refuse()
-        x, start, stop = one
-        width = static(x, -1, "rotated tensor")
-        if rank(x) != 4 or start != 0 or other[1] != stop or other[2] != width:
-            raise Refuse(f"channels {start} to {stop} are turned, {other[1]} to {other[2]} are not, of {width}", x)
-        static(x, 2 if self._swaps else 1, "rotated tensor")
-        alone([turned])
-
-    def rewrite(self, op: Any, part: ir.Value, cos: ir.Value, sin: ir.Value, turned: ir.Value, **_: Any) -> ir.Value:
-        found = cut(part)
-        assert found is not None
-        x, _start, stop = found
-        node = producer(turned)
-        attributes = attributes_of(node)
-        attributes["rotary_embedding_dim"] = node.attributes.get_int("rotary_embedding_dim", 0) or stop
-        attributes.setdefault("num_heads", static(x, 2 if self._swaps else 1, "rotated tensor"))
-        if not self._swaps:
-            return op.RotaryEmbedding(x, cos, sin, **attributes)
-        many = transpose(op, x, (0, 2, 1, 3))
-        y = op.RotaryEmbedding(many, cos, sin, **attributes)
-        y.dtype, y.shape = many.dtype, many.shape
-        return transpose(op, y, (0, 2, 1, 3))
-
-    def example(self) -> Example:
-        return {
-            "x": Arg(("B", "S", 2, 8) if self._swaps else ("B", 2, "S", 8)),
-            "cos": Arg(("B", "S", 2)),
-            "sin": Arg(("B", "S", 2)),
-            "last": np.array([-1]),
-            "zero": np.array([0]),
-            "four": np.array([4]),
-            "end": np.array([2**62]),
-        }
-
-    near_misses = (
-        NearMiss(
-            "channels are left out",
-            "channels 0 to 4 are turned, 6 to 8 are not, of 8",
-            variant={"layout": "bhsd"},
-            build=lambda op, x, cos, sin, last, zero, four, end: op.Concat(
-                op.RotaryEmbedding(op.Slice(x, zero, four, last), cos, sin),
-                op.Slice(x, op.Constant(value=ir.tensor(np.array([6]))), end, last),
                 axis=-1,
             ),
         ),

@@ -11,7 +11,10 @@ import onnx_ir as ir
 from ..fusion import NEEDED_ELSEWHERE
 from ..guards import Refuse, axis_of, fixed, rank, same_axis
 
-__all__ = ["alone", "cut", "equal_halves", "factors", "joins_last", "rows_for", "same_shape", "source", "turned"]
+__all__ = [
+    "alone", "cut", "equal_halves", "factors", "joins_last", "joins_pairs", "rows_for", "same_shape", "source",
+    "turned",
+]  # fmt: skip
 
 _STEPS = 16
 _AT_MOST = re.compile(r"Min\((\d+), ?(\w+)\)")
@@ -46,6 +49,11 @@ def cut(value: ir.Value) -> tuple[ir.Value, int, int] | None:
 def joins_last(node: ir.Node) -> bool:
     """Whether a Concat joins along the last axis."""
     return _last(node.attributes.get_int("axis", 0), rank(node.outputs[0]))
+
+
+def joins_pairs(node: ir.Node) -> bool:
+    """Whether a Concat joins its operands along a last axis of their own: (..., n) and (..., n) to (..., n, 2)."""
+    return joins_last(node) and all(each is not None and _unsqueezed(each) is not None for each in node.inputs)
 
 
 def rows_for(table: Any, sequence: Any) -> bool:
@@ -244,8 +252,12 @@ def _of_pairs(value: ir.Value, *, wide: bool = False) -> tuple[ir.Value, str] | 
 
 
 def _unsqueezed(value: ir.Value) -> ir.Value | None:
+    """What (..., n, 1) is without its last axis."""
     node = value.producer()
-    if node is None or node.op_type != "Unsqueeze" or node.domain or axis_of(value, -1) != 1:
+    if node is None or node.op_type != "Unsqueeze" or node.domain:
+        return None
+    axes = fixed(node.inputs[1]) if len(node.inputs) > 1 else None
+    if axes is None or axes.size != 1 or not _last(int(axes.numpy().reshape(())), rank(value)):
         return None
     return node.inputs[0]
 
