@@ -112,8 +112,11 @@ class EinsumLinear(_Einsum):
             raise Refuse()  # An outer product.
         if left != rows + summed or right != summed + columns or out != rows + columns or not (rows and columns):
             raise Refuse(f"equation {left},{right}->{out} is no projection of the last axes", w)
-        for axis in range(len(rows), len(left)):
-            static(x, axis, "input")
+        shape = constant(w, "weight").shape
+        for axis, c in enumerate(summed, len(rows)):
+            found, wanted = static(x, axis, "input"), shape[right.index(c)]
+            if found != wanted:  # Einsum stretches an axis of size 1, a matrix product does not
+                raise Refuse(f'axis "{c}" is {found} in the input, {wanted} in the weight; wanted them equal', x)
 
     def rewrite(self, op: Any, x: ir.Value, w: ir.Value, z: ir.Value) -> ir.Value:
         rows, summed, columns = _linear(*_letters(z))
@@ -147,6 +150,17 @@ class EinsumLinear(_Einsum):
             "is no projection of the last axes",
             {"w": np.ones((2, 8, 16), np.float32)},
             build=lambda op, x, w: op.Einsum(x, w, equation="bsd,hkd->bshk"),
+        ),
+        NearMiss(
+            "an input of one channel, which is used for all of the weight's",
+            'axis "d" is 1 in the input, 16 in the weight',
+            {"x": Arg(("B", "S", 1))},
+        ),
+        NearMiss(
+            "a weight of one row, which is used for all channels",
+            'axis "d" is 16 in the input, 1 in the weight',
+            {"w": np.ones((1, 24), np.float32)},
+            {"equation": "bsd,df->bsf"},
         ),
         NearMiss(
             "an outer product, as rotary embeddings make their angles",
