@@ -204,6 +204,12 @@ class AttentionPieces(Fusion):
         NearMiss("a negative scale", "scale is -8", {"factor": np.array(-8, np.float32)}),
         NearMiss("NaN becomes one", "NaN becomes 1", {"zero": np.array(1, np.float32)}, {"after": "guarded"}),
         NearMiss(
+            "zeros of a batch of their own",
+            "what masked keys get has shape",
+            {"zero": np.zeros((3, 1, 1, 1), np.float32)},
+            {"after": "zeroed"},
+        ),
+        NearMiss(
             "softmax over the queries",
             "softmax runs over axis 2",
             build=lambda op, q, k_t, v, factor, mask, value, **_: op.MatMul(
@@ -284,12 +290,15 @@ def _apart(scores: Scores, v: ir.Value) -> tuple[Operand, Operand, Operand] | No
         raise Refuse(f"Q, K^T and V have ranks {ranks}, wanted all 4 or all 3", scores.q)
     found = [operand(x) for x in (scores.q, scores.k_t, v)]
     q, k_t, values = found
+    flat = ranks == [3, 3, 3] and (not any(found) or all(term.rank == 3 for term in scores.terms))
     if q is None or k_t is None or values is None:
-        if ranks == [3, 3, 3] and not any(found):
-            return None
-        if ranks == [3, 3, 3] and all(term.rank == 3 for term in scores.terms):
+        if flat:
             return None
         raise Refuse("batch and heads share an axis in some of Q, K and V", scores.q)
+    if not isinstance(q.axis(1), int):  # heads before the batch: no kernel takes a number of heads that varies
+        if flat:
+            return None
+        raise Refuse(f"Q has {q.axis(1)} heads, wanted a fixed number", scores.q)
     return q, k_t, values
 
 

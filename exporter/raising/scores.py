@@ -145,11 +145,12 @@ def read_weights(value: ir.Value) -> tuple[ir.Value, frozenset[ir.Value], tuple[
             if scalar(node.inputs[1], "replacement of NaN", value) != 0:
                 found = scalar(node.inputs[1], "replacement of NaN")
                 raise Refuse(f"NaN becomes {found:g}, wanted 0", value)
-        elif node.op_type == "Where" and _zero(node.inputs[1]):
+        elif node.op_type == "Where" and _zero(node.inputs[1], value):
             zeroed.add(_input(node, 0))
             value = _input(node, 2)
         else:
             raise Refuse()
+        _rank_kept(node, value)
     raise Refuse()
 
 
@@ -207,6 +208,7 @@ def read_scores(
             value = _input(node, 0)
         else:
             raise Refuse(f"{node.op_type} stands between the softmax and the product of queries and keys", value)
+        _rank_kept(node, value)
     raise Refuse(f"more than {_STEPS} operators stand between the softmax and the product", value)
 
 
@@ -311,6 +313,13 @@ def _heads_apart(one: ir.Value, other: ir.Value) -> bool:
     return all(same_axis(axis_of(one, axis), axis_of(other, axis)) for axis in (-2, -1))
 
 
+def _rank_kept(node: ir.Node, x: ir.Value) -> None:
+    """Refuses an operator on x, (batch * heads, ., .), that a mask of rank 4 stretches over a batch before those."""
+    found = rank(node.outputs[0])
+    if node.op_type != "Reshape" and found != rank(x):
+        raise Refuse(f"{node.op_type} makes rank {found} of scores of rank {rank(x)}, wanted it kept", x)
+
+
 def _same_shape(one: ir.Value | None, other: ir.Value) -> bool:
     if one is None or one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         return False
@@ -330,8 +339,13 @@ def _is_nan_guard(node: ir.Node) -> bool:
     return test is not None and test.op_type == "IsNaN" and not test.domain and test.inputs[0] is node.inputs[2]
 
 
-def _zero(value: ir.Value | None) -> bool:
-    return fixed(value) is not None and not np.any(constant(value, "fill"))
+def _zero(value: ir.Value | None, beside: ir.Value) -> bool:
+    """Whether a constant is one 0: zeros of a batch of their own would widen what they are written into."""
+    return (
+        fixed(value) is not None
+        and not np.any(constant(value, "fill"))
+        and scalar(value, "what masked keys get", beside) == 0
+    )
 
 
 def _positive(value: ir.Value | None) -> bool:
