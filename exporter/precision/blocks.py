@@ -1,7 +1,7 @@
 """Weights in blocks with a scale each: onnxruntime's ``MatMulNBits``, 8 or 4 bits, blocks of 32 along K.
 
 With blocks of 32 and ``accuracy_level`` 4 the kernel scales the activations in the same blocks, row by row, so a vector
-does not depend on what shares its batch: measured, exactly. Larger blocks and other levels differ in the last digits
+does not depend on what shares its batch: measured, exactly. With blocks of 128, or at level 0, the last digits differ
 between small and large batches.
 """
 
