@@ -55,6 +55,7 @@ def attend(
     inner = Builder(otherwise, None, f"{name}.ragged")
     otherwise.outputs.append(_looped(inner, loop, tokens, v, width))
     chosen = ir.node("If", [tokens.even], {"then_branch": even, "else_branch": otherwise}, name=f"{name}.sequences")
+    chosen.metadata_props.update(node.metadata_props)
     node.graph.insert_before(node, chosen)
     out = chosen.outputs[0]
     out.type, out.shape = v.type, ir.Shape([TOKENS, width])

@@ -36,7 +36,7 @@ def test_export_json_is_one_object_with_the_stated_keys(tfx: Call, tmp_path: Pat
     found = json.loads(result.stdout)
     assert list(found) == [
         "bundle", "source", "target", "precision", "layout", "model", "counts", "refusals", "parity", "max_length",
-        "seconds",
+        "quantization", "seconds",
     ]  # fmt: skip
     assert found["bundle"] == "tfx-model"
     assert found["counts"] == COUNTS

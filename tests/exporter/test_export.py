@@ -27,6 +27,7 @@ from tfx.exporter.pipeline import Report, lower_model, raise_model
 from tfx.exporter.save import save
 from tfx.exporter.sources import reference
 from tfx.exporter.targets import get
+from tfx.exporter.versions import nodes
 from tfx.models.config import EncoderConfig
 from tfx.runtime.bundle import Bundle
 from tfx.runtime.parity import verify_bundle
@@ -140,7 +141,7 @@ def test_a23_a29_opset_ir_and_domains_are_the_lowest_and_in_the_manifest(
     loaded = foreign.load(bundle.model_path)
     assert count(loaded) == COUNTS
     assert ("tfx.meanings" in model.metadata_props) == (ir_version < 10)
-    assert sum(node.metadata_props.get("tfx.origin") == "layers.1.attention" for node in loaded.graph) >= 1
+    assert sum(node.metadata_props.get("tfx.origin") == "layers.1.attention" for node in nodes(loaded)) >= 1
 
 
 @pytest.mark.usefixtures("captured_once")
