@@ -20,7 +20,7 @@ from ..runtime.bench import MODES, BenchPlan
 from ..runtime.bench_race import Race, Work
 from ..runtime.bundle import Bundle, sha256_file, write_bundle
 from ..runtime.doctor import default_threads, environment
-from ..runtime.lengths import histogram
+from ..runtime.lengths import histogram, holds_texts
 from ..runtime.manifest import Manifest
 from ..runtime.schedule import candidates as schedules
 from ..runtime.signals import sigterm_raises
@@ -86,8 +86,9 @@ class TunePlan:
         count: Rows drawn from the histogram.
         seed: Of what is drawn.
         threads: Most threads to use, ``None`` for the physical cores of this machine.
-        min_cosine: Smallest cosine of a vector with the bundle's golden; ``None`` for the bundle's own tolerance,
-            which lets no other precision in.
+        min_cosine: Smallest cosine of a vector with the source's, on the user's texts where ``lengths`` is a ``.txt``
+            of them, on docstrings where the bundle has a tokenizer, else on the golden; ``None`` for the bundle's own
+            tolerance, which lets no other precision in.
         budget: Seconds after which no new candidate is begun.
         stages: What to try, out of ``STAGES``.
         fresh: Forget what an earlier run found out.
@@ -160,7 +161,8 @@ def tune(bundle: str | Path, plan: TunePlan | None = None, *, progress: Progress
     log = TuneLog(opened.path, base, setting, exported.to_json(), fresh=plan.fresh)
     start = exported if log.winner is None else _read(log.winner)
     with sigterm_raises(), tempfile.TemporaryDirectory(prefix="tfx-tune-") as folder:
-        variants = Variants(opened, Path(folder), start.lowering, plan.source)
+        texts = plan.lengths if opened.manifest.tokenizer is not None and holds_texts(plan.lengths) else None
+        variants = Variants(opened, Path(folder), start.lowering, plan.source, texts)
         search = _Search(plan, log, variants, work, cores, started, progress)
         winner, finished = search.run(_read(log.start))  # what is in the log leads to where it ended
         gain = search.compare(winner, start) if winner != start else None
@@ -258,7 +260,7 @@ class _Search:
         try:
             made = self._variants.bundle(*candidate.graph)
             agreement = self._variants.agreement(*candidate.graph)
-            entry |= {"min_cosine": agreement.min_cosine, "max_abs": agreement.max_abs}
+            entry |= {"min_cosine": agreement.cosine, "max_abs": agreement.max_abs}
             problem = self._limit.problem(agreement)
             if problem is not None:
                 entry |= {"verdict": Verdict.PARITY, "reason": problem}

@@ -25,7 +25,7 @@ import numpy as np
 from ..errors import InputError
 from .tensors import TensorSpec, make_feeds
 
-__all__ = ["FORMS", "Tokens", "histogram", "make_ragged_feeds", "parse_lengths", "waste"]
+__all__ = ["FORMS", "Tokens", "histogram", "holds_texts", "make_ragged_feeds", "parse_lengths", "waste"]
 
 FORMS = "N,N,N, lognormal:MEDIAN,MAX, uniform:A,B, or a file of numbers or texts"
 """What ``parse_lengths`` reads, for messages and help."""
@@ -82,6 +82,16 @@ def parse_lengths(
     if len(written) <= count:
         return _repeated(written, count)
     return [written[i] for i in sorted(random.choice(len(written), count, replace=False))]
+
+
+def holds_texts(text: str) -> bool:
+    """Return whether what ``parse_lengths`` reads is a ``.txt`` file of texts and not of numbers.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = Path(text)
+    return path.suffix == ".txt" and path.is_file() and not _numbers(_lines(path))
 
 
 def histogram(lengths: Sequence[int], bins: int = 8) -> dict[str, Any]:
@@ -173,6 +183,15 @@ class _Line:
 
 
 def _from_file(path: Path, tokenizer: Tokens | None, max_length: int | None) -> list[int]:
+    lines = _lines(path)
+    if _numbers(lines):
+        return [length for line in lines for length in _checked([int(line.text)], f"{path}:{line.number}", max_length)]
+    if tokenizer is None:
+        raise InputError(f"{path}: holds texts, but the bundle has no tokenizer; wanted one whole number a line")
+    return [len(encoding) for encoding in tokenizer.encode([line.text for line in lines])]
+
+
+def _lines(path: Path) -> list[_Line]:
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -180,11 +199,11 @@ def _from_file(path: Path, tokenizer: Tokens | None, max_length: int | None) -> 
     lines = [_Line(i, line.strip()) for i, line in enumerate(content.splitlines(), 1) if line.strip()]
     if not lines:
         raise InputError(f"{path}: found no lines, wanted one length or text a line")
-    if all(re.fullmatch(r"-?\d{1,18}", line.text) for line in lines):
-        return [length for line in lines for length in _checked([int(line.text)], f"{path}:{line.number}", max_length)]
-    if tokenizer is None:
-        raise InputError(f"{path}: holds texts, but the bundle has no tokenizer; wanted one whole number a line")
-    return [len(encoding) for encoding in tokenizer.encode([line.text for line in lines])]
+    return lines
+
+
+def _numbers(lines: Sequence[_Line]) -> bool:
+    return all(re.fullmatch(r"-?\d{1,18}", line.text) for line in lines)
 
 
 def _pair(text: str, numbers: str) -> tuple[int, int]:

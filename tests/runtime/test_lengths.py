@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfx.errors import InputError
-from tfx.runtime.lengths import histogram, make_ragged_feeds, parse_lengths, waste
+from tfx.runtime.lengths import histogram, holds_texts, make_ragged_feeds, parse_lengths, waste
 from tfx.runtime.tensors import TensorSpec, attended_positions
 from tfx.runtime.text import text_encoder
 
@@ -45,6 +45,7 @@ def test_uniform_holds_both_ends():
 def test_a_file_of_numbers(tmp_path):
     path = tmp_path / "lengths.txt"
     path.write_text("4\n9\n\n 2 \n")
+    assert not holds_texts(str(path))
     assert parse_lengths(str(path), count=3) == [4, 9, 2]
     assert parse_lengths(str(path), count=4) == [4, 9, 2, 4]
     path.write_text("\n".join(str(i) for i in range(1, 101)))
@@ -59,6 +60,8 @@ def test_texts_are_counted_by_the_bundles_tokenizer(tmp_path, shared_bundle):
     tokenizer = text_encoder(shared_bundle)
     # With [CLS] and [SEP]; the tokenizer of this bundle cuts at 8.
     assert parse_lengths(str(path), count=3, tokenizer=tokenizer) == [5, 3, 8]
+    assert holds_texts(str(path))
+    assert not holds_texts("lognormal:60,256")
     with pytest.raises(InputError, match=r"texts.txt: holds texts, but the bundle has no tokenizer"):
         parse_lengths(str(path), count=3)
 
