@@ -22,7 +22,7 @@ from .quiet import quiet
 from .shape_rules import register
 from .versions import nodes
 
-__all__ = ["infer_shapes", "sizes_from_inputs"]
+__all__ = ["forget_invented", "infer_shapes", "sizes_from_inputs"]
 
 _ROUNDS = 4
 _INVENTED = re.compile(r"\bunk__|\b_d\d+\b")
@@ -33,6 +33,7 @@ def infer_shapes(model: ir.Model) -> None:
     """Infers the shapes that the file does not give by name, in place."""
     for node in nodes(model):
         _plain_expand(node)
+    _name_numbers(model)
     register()
     unknown = None
     for _ in range(_ROUNDS):
@@ -51,6 +52,41 @@ def infer_shapes(model: ir.Model) -> None:
         before, unknown = unknown, len(_unknown(model))
         if not unknown or (before is not None and unknown >= before):
             break
+
+
+def forget_invented(model: ir.Model) -> None:
+    """Leaves open, in place, the sizes of inner values that inference has made names for.
+
+    Those names count what inference has met on its way, so the same graph would not always give the same file.
+    """
+    for node in nodes(model):
+        for value in node.outputs:
+            if value.shape is not None and not value.is_graph_output() and not all(map(_known, value.shape)):
+                value.shape = ir.Shape(size if _known(size) else None for size in value.shape)
+
+
+def _name_numbers(model: ir.Model) -> None:
+    """Axes whose names read as numbers ("2", as some converters count them) -> names ("axis_2"), in place.
+
+    Inference would take them for sizes.
+    """
+    values = [value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.inputs]
+    values += [value for node in nodes(model) for value in node.outputs]
+    names = {str(size.value) for value in values for size in value.shape or () if isinstance(size, ir.SymbolicDim)}
+    wrong = sorted(name for name in names if name and not any(letter.isalpha() or letter == "_" for letter in name))
+    named: dict[str, str] = {}
+    for name in wrong:
+        free = "axis_" + re.sub(r"\W", "_", name)
+        while free in names:
+            free += "_"
+        names.add(free)
+        named[name] = free
+    for value in values if named else ():
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                size if isinstance(size, int) else ir.SymbolicDim(named.get(str(size.value), size.value))
+                for size in value.shape
+            )
 
 
 def _unknown(model: ir.Model) -> list[ir.Value]:
@@ -93,7 +129,15 @@ class _Sizes:
 
     def known(self, size: int | ir.SymbolicDim) -> bool:
         """Whether it is a number, the size of an input's axis, or a product of such."""
-        return all(part.isdigit() or part in self._where for part in str(size).split("*"))
+        return all(isinstance(part, int) or part in self._where for part in self._parts(size))
+
+    def _parts(self, size: int | ir.SymbolicDim) -> list[int | str]:
+        """The factors of a size. What stands alone in a symbol is a name, whatever it looks like."""
+        if isinstance(size, int):
+            return [size]
+        name = str(size.value)
+        parts = [name] if name in self._where else name.split("*")
+        return [int(part) if len(parts) > 1 and part.isdigit() else part for part in parts]
 
     def write(self, sizes: Sequence[int | ir.SymbolicDim], before: ir.Node) -> ir.Value:
         """A vector of known sizes, int64."""
@@ -102,7 +146,7 @@ class _Sizes:
             return self._node("Constant", [], before, array.shape, value=ir.tensor(array))
         values = []
         for size in sizes:
-            factors = [self._factor(part, before) for part in str(size).split("*")]
+            factors = [self._factor(part, before) for part in self._parts(size)]
             values.append(functools.reduce(lambda a, b: self._node("Mul", [a, b], before), factors))
         return values[0] if len(values) == 1 else self._node("Concat", values, before, (len(values),), axis=0)
 
@@ -113,9 +157,9 @@ class _Sizes:
         zero = self._node("Constant", [], before, value=ir.tensor(np.array([0], np.int64)))
         return self._node("Squeeze", [self.write([size], before), zero], before, ())
 
-    def _factor(self, part: str, before: ir.Node) -> ir.Value:
-        if part.isdigit():
-            return self._node("Constant", [], before, value=ir.tensor(np.array([int(part)], np.int64)))
+    def _factor(self, part: int | str, before: ir.Node) -> ir.Value:
+        if isinstance(part, int):
+            return self._node("Constant", [], before, value=ir.tensor(np.array([part], np.int64)))
         value, axis = self._where[part]
         return self._node("Shape", [value], before, start=axis, end=axis + 1)
 

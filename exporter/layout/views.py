@@ -40,12 +40,14 @@ class Axes:
         if isinstance(size, int):
             return [size]
         names = {self.batch: ROW, self.sequence: POSITION}
+        if str(size.value) in names:
+            return [names[str(size.value)]]
+        parts = [part.strip() for part in str(size.value).split("*")]
         found: list[Atom] = []
-        for part in str(size.value).split("*"):
-            part = part.strip()
+        for part in parts:
             if part in names:
                 found.append(names[part])
-            elif part.isdigit():
+            elif part.isdigit() and len(parts) > 1:  # alone in a symbol it is a name that looks like a number
                 found.append(int(part))
             else:
                 return None

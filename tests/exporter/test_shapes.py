@@ -7,7 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tfx.exporter.shapes import infer_shapes, sizes_from_inputs
+from tfx.exporter.layout.views import Axes
+from tfx.exporter.shapes import forget_invented, infer_shapes, sizes_from_inputs
 from tfx.exporter.tidy import tidy
 
 from .running import run
@@ -150,3 +151,64 @@ def test_sizes_are_read_from_the_inputs() -> None:
     assert {node.inputs[0].name for node in model.graph if node.op_type == "Shape" and node.inputs[0]} == {"x"}
     found = run(model)({"x": np.zeros((2, 5, 8), np.float32)})
     assert [found[name].tolist() for name in ("whole", "one", "two")] == [[2, 5, 8], 5, [5, 8]]
+
+
+def numbered(text: str, **constants: np.ndarray) -> ir.Model:
+    """A model whose axis TWO is called "2"."""
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 23]>\n{text}')
+    for name, value in constants.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param == "TWO":
+                axis.dim_param = "2"
+    return ir.from_proto(proto)
+
+
+NUMBERED = """
+inner (float[batch, TWO, 4] x, float[axis_2, 2] w) => (int64[1] n, float[batch, TWO, 4] y, float[A, 2] v) {
+    z = Exp(x)
+    y = Neg(z)
+    v = Neg(w)
+    sizes = Shape(z)
+    n_ = Slice(sizes, one, two)
+    n = Identity(n_)
+}"""
+
+
+def test_an_axis_that_is_called_2_is_not_a_size() -> None:
+    constants = {"one": numbers(1), "two": numbers(2)}
+    feeds = {"x": np.zeros((3, 5, 4), np.float32), "w": np.zeros((7, 2), np.float32)}
+    plain = numbered(NUMBERED, **constants)
+    sizes_from_inputs(plain)  # as a graph is that nobody has inferred anything in
+    assert run(plain)(feeds)["n"].tolist() == [5]
+    model = numbered(NUMBERED, **constants)
+    infer_shapes(model)
+    shape = shape_of(model, "z")
+    assert shape[0] == "batch" and shape[2] == 4
+    assert isinstance(shape[1], str) and shape[1].isidentifier() and shape[1] != "axis_2"  # that is another axis
+    sizes_from_inputs(model)
+    assert run(model)(feeds)["n"].tolist() == [5]
+
+
+def test_what_looks_like_a_number_is_one_in_products_alone() -> None:
+    axes = Axes("batch", "2")
+    assert axes.atoms(ir.SymbolicDim("2")) == ["position"]
+    assert axes.atoms(ir.SymbolicDim("batch*8")) == ["row", 8]
+    assert axes.atoms(2) == [2]
+    assert Axes("batch", "sequence").atoms(ir.SymbolicDim("2")) is None
+
+
+def test_sizes_that_inference_made_names_for_are_left_open() -> None:
+    model = shaped(
+        """kept (float[batch, sequence] x) => (float[A] y) {
+            some = NonZero(x)
+            turned = Transpose<perm = [1, 0]>(some)
+            flat = GatherND(x, turned)
+            y = Neg(flat)
+        }"""
+    )
+    assert shape_of(model, "some")[0] == 2
+    forget_invented(model)
+    assert shape_of(model, "some") == [2, None]
+    assert shape_of(model, "turned") == [None, 2]
