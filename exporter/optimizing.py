@@ -29,7 +29,7 @@ from .pair import check_destination, data_name, move_in
 from .pipeline import Report, lower_model, raise_model
 from .proof import Proof, read_inputs, record
 from .save import MAX_INLINE_BYTES, save, weight_bytes
-from .shapes import infer_shapes
+from .shapes import forget_invented, infer_shapes
 from .targets import Target
 from .tidy import tidy
 from .versions import METADATA_IR, nodes
@@ -111,6 +111,7 @@ def optimize(
         restore_metadata(model)  # what the last round moved to the model
         lower_model(model, profile, report, opset=opset)
     _settle_names(model)
+    forget_invented(model)
     ends.restore(model)
     try:
         with sigterm_raises(), tempfile.TemporaryDirectory(dir=out.parent, prefix=".tfx-") as folder:
@@ -232,8 +233,14 @@ def _settle_names(model: ir.Model) -> None:
                 fresh.setdefault(value)
     for value in graph.initializers.values():  # those that a caller may set, or that are outputs
         weights.setdefault(str(value.name), value)
-    taken = {value.name for node in nodes(model) for value in (*node.inputs, *node.outputs) if value is not None}
-    taken -= {value.name for value in fresh}
+    taken = {
+        value.name
+        for node in nodes(model)
+        for value in (*node.inputs, *node.outputs)
+        if value is not None and value not in fresh
+    }
+    for each in (graph, *graph.subgraphs()):  # nothing may read them, and they keep their names
+        taken |= {value.name for value in (*each.inputs, *each.initializers.values()) if value not in fresh}
     names = (name for name in (f"val_{number}" for number in itertools.count()) if name not in taken)
     graph.initializers.clear()
     for value in fresh:

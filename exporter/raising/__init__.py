@@ -43,5 +43,6 @@ RULES: tuple[type[Fusion], ...] = (
     AttentionLiveRows,
     AttentionOpenMask,
     AttentionHeads,
+    AttentionScale,  # Once more: with the heads in the node, a factor before they were split is next to it.
 )
 """Applied in this order: the later attention rules work on the node the first one makes."""

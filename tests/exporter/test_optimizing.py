@@ -167,6 +167,50 @@ def test_a_model_with_nothing_to_raise_stays_equal_and_says_so(cnn: Path, tmp_pa
     assert ends(tmp_path / "out.onnx") == ends(cnn)
 
 
+SCALED = """
+<ir_version: 10, opset_import: ["" : 23]>
+scaled (float[batch, sequence, 16] x, float[batch, sequence] val_1) => (float[batch, sequence, 16] y, float[N] z)
+<float quarter = {0.25}, int64[4] split = {0, 0, 2, 8}, int64[3] merge = {0, 0, 16}>
+{
+    val_7 = MatMul(x, w)
+    q = Mul(val_7, quarter)
+    val_3 = Reshape(q, split)
+    val_4 = Transpose<perm = [0, 2, 1, 3]>(val_3)
+    val_5 = Reshape(x, split)
+    val_6 = Transpose<perm = [0, 2, 1, 3]>(val_5)
+    val_8 = Transpose<perm = [0, 2, 3, 1]>(val_5)
+    val_9 = MatMul(val_4, val_8)
+    val_10 = Softmax(val_9)
+    val_11 = MatMul(val_10, val_6)
+    val_12 = Transpose<perm = [0, 2, 1, 3]>(val_11)
+    y = Reshape(val_12, merge)
+    some = NonZero(y)
+    val_13 = Transpose<perm = [1, 0]>(some)
+    val_14 = GatherND(y, val_13)
+    z = Neg(val_14)
+}
+"""
+
+
+@pytest.mark.parametrize(("target", "opset"), [("cpu", None), ("portable", 17), ("portable", 23)])
+def test_its_own_output_is_written_again_byte_for_byte(tmp_path: Path, target: str, opset: int | None) -> None:
+    """An input that nothing reads is called as the numbered values are; one axis has no name."""
+    weight = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    ir.save(parse(SCALED, [("w", weight)]), tmp_path / "0.onnx")
+    for one, two in (("0", "1"), ("1", "2")):
+        report = optimize(tmp_path / f"{one}.onnx", tmp_path / f"{two}.onnx", target=target, opset=opset)
+        assert report["after"]["canonical"]["attention"] == 1
+    assert (tmp_path / "2.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
+    graph = ir.load(tmp_path / "1.onnx").graph
+    made = [value.name for node in graph for value in node.outputs]
+    assert [value.name for value in graph.inputs] == ["x", "val_1"]
+    assert not {*made} & {"x", "val_1"} and len({*made}) == len(made)
+    sizes = [size for node in graph for value in node.outputs for size in value.shape or ()]
+    assert {size.value for size in sizes if isinstance(size, ir.SymbolicDim)} <= {"batch", "sequence", "N", None}
+    if opset == 23:
+        assert not [node for node in graph if node.op_type == "Mul"]  # it is in the node's scale
+
+
 # --- what fails, and what it leaves behind
 
 
