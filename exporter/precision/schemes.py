@@ -36,6 +36,9 @@ _STRENGTHS = (0.5, 0.65, 0.8, 0.9)
 _WORSE = 1.6
 """A static scale is taken up to this many times the error of one scale per token: it costs several passes less."""
 
+_COLUMNS = 256
+"""About so many columns of a matrix are enough to tell the ways apart."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
@@ -119,6 +122,7 @@ def choose(
         normed: Whether every input comes out of a norm.
         floor: The inputs are never below minus this; ``None`` when nothing is known.
     """
+    whole, matrix = matrix, matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
     plain = _measured(Scheme("token", 0.0), samples, matrix)
     if floor is not None:
         largest = max(float(channels.max()) for _, channels in samples)
@@ -129,7 +133,7 @@ def choose(
     if not normed:
         return plain
     channels = np.max([channels for _, channels in samples], axis=0)
-    smooths = [smoothing(channels, matrix, strength) for strength in _STRENGTHS]
+    smooths = [smoothing(channels, whole, strength) for strength in _STRENGTHS]
     static = min(
         (_measured(Scheme("static", 0.0, smooth), samples, matrix) for smooth in (None, *smooths)),
         key=lambda each: each.error,
