@@ -44,7 +44,8 @@ class BenchPlan:
         batches: rows per call.
         sequences: tokens per row; None takes 16 and 128, as far as the model goes.
         provider: ``cpu`` or ``cuda``.
-        threads: threads of each engine, None for the physical cores of this machine.
+        threads: threads of each engine, None for the physical cores of this machine, or, for a bundle alone, for what
+            it was tuned to.
         warmup: calls before the clock starts, per shape.
         rounds: timed calls per shape, None to go by ``seconds``.
         seconds: time per shape and engine.
@@ -178,7 +179,7 @@ def bench(
     plan.check()
     rows = plan.rows(opened)
     works = plan.works(opened, rows)
-    threads = default_threads() if plan.threads is None else plan.threads
+    threads = _threads(opened, plan)
     names = list(dict.fromkeys(("tfx", *plan.engines, *(("floor",) if plan.floor else ()))))
     results: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
@@ -239,6 +240,13 @@ def ratio(
     """
     each = [of(a) / of(b) for a, b in zip(above, below, strict=True)]
     return {"ratio": statistics.median(each), "low": min(each), "high": max(each)}
+
+
+def _threads(bundle: Bundle, plan: BenchPlan) -> int:
+    cores = default_threads()
+    tuning = bundle.manifest.tuning if plan.provider == "cpu" and not plan.engines else None
+    tuned = tuning["threads"] if tuning is not None else None
+    return plan.threads or (tuned if tuned is not None and tuned <= cores else cores)
 
 
 def _request(bundle: Bundle, plan: BenchPlan, name: str, threads: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from tfx.errors import CheckError, DependencyError, InputError, MachineError, ParityError, ProviderError
+from tfx.runtime import bench as bench_module
 from tfx.runtime import bench_race, bench_worker
 from tfx.runtime.bench import COMPARED, MODES, BenchPlan, bench, ratio
 from tfx.runtime.bench_memory import measure_memory, plateau, varying
@@ -54,6 +56,16 @@ def test_a_bundle_is_timed_in_a_process_of_its_own(shared_bundle):
     assert seen[0] == ("loading tfx", 0, 2)
     assert {("tfx 1x4", 0, 2), ("tfx 2x4", 1, 2)} <= set(seen)
     json.dumps(found, allow_nan=False)
+
+
+def test_a_tuned_bundle_is_timed_as_it_was_tuned(shared_bundle, make_bundle, monkeypatch):
+    fake_race(monkeypatch, lambda name, turn: 1.0)
+    monkeypatch.setattr(bench_module, "default_threads", lambda: 4)
+    tuning = {"threads": 3, "spinning": None, "schedule": None, "log": None}
+    bundle = make_bundle(tuning=tuning)
+    for plan, threads in ((BenchPlan(), 3), (BenchPlan(threads=2), 2), (BenchPlan(engines=("torch",)), 4)):
+        assert bench(bundle, dataclasses.replace(plan, rounds=1))["threads"] == threads
+    assert bench(shared_bundle, BenchPlan(rounds=1))["threads"] == 4
 
 
 def fake_race(monkeypatch, times):
