@@ -33,7 +33,7 @@ CONFIG = EncoderConfig(d_model=16, heads=2, layers=2, d_ff=32, vocab_size=40, ma
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Bundle:
-    return export(lambda: reference(CONFIG, seed=4), tmp_path_factory.mktemp("bench") / "bundle")
+    return export(lambda: reference(CONFIG, seed=4), tmp_path_factory.mktemp("bench") / "bundle", layout="padded")
 
 
 @pytest.fixture
