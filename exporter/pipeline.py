@@ -18,7 +18,7 @@ from .no_ops import drop_no_ops
 from .quiet import quiet
 from .shapes import sizes_from_inputs
 from .targets import Target
-from .tidy import merge_transposes, tidy
+from .tidy import merge_transposes, name_apart, tidy
 from .versions import nodes, settle
 
 
@@ -121,6 +121,7 @@ def lower_model(
     sizes_from_inputs(model)
     tidy(model)
     passes.NameFixPass()(model)
+    name_apart(model)
     settle(model, target, opset)
     settle_metadata(model)
 

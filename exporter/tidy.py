@@ -14,7 +14,7 @@ from .guards import fixed
 from .no_ops import drop_no_ops
 from .quiet import quiet
 
-__all__ = ["merge_transposes", "tidy"]
+__all__ = ["merge_transposes", "name_apart", "tidy"]
 
 _SMALL = 1024
 """Constants up to this many elements are folded and merged; weights are neither computed nor compared."""
@@ -115,3 +115,25 @@ def _fold(node: ir.Node) -> bool | None:
 def _large(value: ir.Value) -> bool:
     tensor = fixed(value)
     return tensor is not None and tensor.size > _SMALL
+
+
+def name_apart(model: ir.Model) -> None:
+    """Renames values of subgraphs that have the name of another value, in place.
+
+    A name must be unlike all that come later in the graphs around too, which onnx_ir's NameFixPass does not see to.
+    """
+    taken = {value.name for value in _values(model.graph)}
+    for graph in model.graph.subgraphs():
+        if graph is model.graph:
+            continue
+        for value in _values(graph):
+            number, name = 0, value.name
+            while value.name in taken:
+                number += 1
+                value.name = f"{name}_{number}"
+            taken.add(value.name)
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    """The values that a graph itself makes, without those of its subgraphs."""
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]

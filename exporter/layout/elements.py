@@ -22,6 +22,7 @@ from ..guards import fixed
 __all__ = ["Elements", "Index", "Interval"]
 
 _DEPTH = 200
+_UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Elements:
         if node is None or node.domain:
             return _ANY
         if node.op_type in _ARITHMETIC:
+            if node.op_type in ("Sub", "Neg") and value.dtype in _UNSIGNED:
+                return _ANY  # below 0 it begins again at the top
             return _ARITHMETIC[node.op_type](*(self.broadcast(x, index, depth) for x in node.inputs))
         reader = getattr(self, f"_{node.op_type.lower()}", None)
         return _ANY if reader is None else reader(node, index, depth)
@@ -240,8 +243,9 @@ def _at(place: Index) -> Interval:
 def _as_index(number: Interval) -> Index | None:
     if number.index is not None:
         name, offset = number.index
-        return (name, offset) if offset else name
-    return int(number.known) if number.known is not None and number.known >= 0 else None
+        # Below 0 an index counts from the end.
+        return None if offset < 0 else (name, offset) if offset else name
+    return int(number.low) if _whole(number.known) and number.low >= 0 else None
 
 
 def _shifted(place: Index, by: int) -> Index:
@@ -258,16 +262,20 @@ def _ints(node: ir.Node, at: int) -> list[int] | None:
     return None if tensor is None else [int(i) for i in tensor.numpy().reshape(-1)]
 
 
+def _whole(number: float | None) -> bool:
+    return number is not None and math.isfinite(number) and number == int(number)
+
+
 def _sum(a: float, b: float) -> float | None:
     return None if math.isinf(a) and math.isinf(b) and a != b else a + b
 
 
 def _plus(a: Interval, b: Interval, *_: Any) -> Interval:
     index = None
-    if a.index is not None and b.known is not None and b.known == int(b.known):
-        index = (a.index[0], a.index[1] + int(b.known))
-    elif b.index is not None and a.known is not None and a.known == int(a.known):
-        index = (b.index[0], b.index[1] + int(a.known))
+    if a.index is not None and _whole(b.known):
+        index = (a.index[0], a.index[1] + int(b.low))
+    elif b.index is not None and _whole(a.known):
+        index = (b.index[0], b.index[1] + int(a.low))
     low, high = _sum(a.low, b.low), _sum(a.high, b.high)
     return _ANY if low is None or high is None else Interval(low, high, index)
 
@@ -283,6 +291,8 @@ def _negative(a: Interval) -> Interval:
 
 
 def _times(a: Interval, b: Interval, *_: Any) -> Interval:
+    if a.known == 1 or b.known == 1:
+        return b if a.known == 1 else a
     # A bound may be infinite where the number is not: 0 times it is 0.
     ends = [0.0 if 0 in (x, y) else x * y for x in (a.low, a.high) for y in (b.low, b.high)]
     return Interval(min(ends), max(ends))

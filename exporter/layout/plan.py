@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
@@ -82,6 +83,10 @@ class Plan:
         self.region = self._region()
         self.first = False
         self.fills = self._fills()
+        if self.first:
+            for node in self.attentions:
+                self._check_first(node)
+        self._check_places()
 
     def _mask_input(self, masks: Sequence[MaskInput]) -> tuple[ir.Value, bool]:
         if len(masks) != 1:
@@ -138,21 +143,51 @@ class Plan:
         """What of a mask is more than padding; refuses one that leaves padding any weight."""
         if mask.shape is None or len(mask.shape) not in (2, 4):
             raise Refuse(f"{where}: the mask has shape {mask.shape}, wanted rank 2 or 4")
-        hidden = self._element(mask, key=False)
+        hidden = self._element(mask, "k", k=False)
         boolean = mask.dtype == ir.DataType.BOOL
         if not (hidden.known == 0 if boolean else hidden.high <= _MASKED):
             raise Refuse(f"{where}: the mask {mask.name} is not seen to take all weight from ignored positions")
-        shown = self._element(mask, key=True)
+        # Where all keys of a query are hidden alike, finite fills make an average over the ignored ones too.
+        if not boolean and not _outweighs(self._element(mask, "q"), hidden):
+            raise Refuse(f"{where}: the mask {mask.name} may hide a query from itself, and so from every key")
+        shown = self._element(mask, "k", k=True)
         if shown.known == (1 if boolean else 0):
             return None
         if len(mask.shape) != 4:
             raise Refuse(f"{where}: the mask holds more than padding and has shape {mask.shape}, wanted rank 4")
         return mask
 
-    def _element(self, mask: ir.Value, *, key: bool) -> Interval:
-        attended = (0.0, 1.0) if self.ignored else (1.0, 0.0)
-        elements = Elements(self.mask, attended, {"q": True, "k": key})
-        return elements.broadcast(mask, ("b", "h", "q", "k"))
+    def _element(self, mask: ir.Value, key: str, *, q: bool = True, k: bool = True) -> Interval:
+        """What a query adds to a key's score: ``key`` is ``"k"``, or ``"q"`` for the query's own position."""
+        return self._elements(q=q, k=k).broadcast(mask, ("b", "h", "q", key))
+
+    def _elements(self, **state: bool) -> Elements:
+        return Elements(self.mask, (0.0, 1.0) if self.ignored else (1.0, 0.0), state)
+
+    def _check_first(self, node: ir.Node) -> None:
+        """Position 0 is a query even where it is ignored; then its row of the mask must be like any other."""
+        mask = node.inputs[3]
+        assert mask is not None
+        hidden, shown = self._element(mask, "k", q=False, k=False), self._element(mask, "k", q=False)
+        if mask.dtype == ir.DataType.BOOL:
+            kept = self.attentions[node].bias is not None  # its row is gathered as it is
+            fine = hidden.known == 0 and (kept or shown.known == 1)
+        else:
+            fine = hidden.high <= _MASKED and _outweighs(shown, hidden)
+        if not fine:
+            where = origin(node) or node.name
+            raise Refuse(f"{where}: the model's output reads position 0, whose mask differs where it is ignored")
+
+    def _check_places(self) -> None:
+        """Refuses what could be neither packed nor unpacked: rows or positions merged with other axes."""
+        for node in self.region:
+            count = 3 if node in self.attentions else len(node.inputs)
+            for x in node.inputs[:count]:
+                view = self.view(x)
+                if x is not None and view is not None and x.producer() not in self.region:
+                    _check_apart(x, view)
+        for value in self.fills:
+            _check_apart(value, self.views[value])
 
     def _region(self) -> set[ir.Node]:
         """The nodes that work on packed tokens: what leads to an attention token by token, and what follows one."""
@@ -192,10 +227,14 @@ class Plan:
         index: list[Index] = [
             "b" if axis == (ROW,) else "s" if axis == (POSITION,) else f"i{i}" for i, axis in enumerate(view.axes)
         ]
-        attended = (0.0, 1.0) if self.ignored else (1.0, 0.0)
-        element = Elements(self.mask, attended, {"s": False}).at(value, index)
+        element = self._elements(s=False).at(value, index)
         if element.known is not None:
             return element.known
+        if value.is_graph_output() and view.axes[:2] != ((ROW,), (POSITION,)):
+            shape = f"[{', '.join(map(str, value.shape or ()))}]"
+            raise Refuse(
+                f"output {value.name} has axes {shape}, wanted [batch, sequence, ...]: its ignored positions count"
+            )
         for user in users:
             if user.op_type == "Shape" and not user.domain:
                 continue
@@ -226,7 +265,32 @@ class Plan:
         """Whether a node picks positions that the mask has been asked for, as last-token pooling does."""
         if user.domain or user.op_type not in ("GatherElements", "GatherND") or user.inputs[0] is not value:
             return False
-        return self.mask in _ancestors(user.inputs[1])
+        index = user.inputs[1]
+        while index is not None and (node := index.producer()) is not None and not node.domain:
+            if node.op_type in ("Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Identity"):
+                index = node.inputs[0]
+            elif node.op_type in ("ReduceMax", "ArgMax"):
+                return self._finds_attended(node)
+            else:
+                break
+        return False
+
+    def _finds_attended(self, node: ir.Node) -> bool:
+        """Whether a reduction over positions ends at an attended one, as far as there is any.
+
+        ``max(position * attended)`` does, and ``argmax(attended)``.
+        """
+        x = node.inputs[0]
+        view = self.axes.of(x)
+        if x is None or view is None or view.axes != ((ROW,), (POSITION,)):
+            return False
+        axes = [node.attributes.get_int("axis", 0)] if node.op_type == "ArgMax" else ints_of(node, 1)
+        shown, hidden = (self._elements(s=state).at(x, ("b", "s")) for state in (True, False))
+        if axes is None or [axis % 2 for axis in axes] != [1]:
+            return False
+        if node.op_type == "ArgMax":
+            return shown.low > hidden.high
+        return shown.index == ("s", 0) and hidden.known == 0
 
 
 def _heads(view: View | None, node: ir.Node, side: str) -> int | None:
@@ -240,13 +304,12 @@ def _heads(view: View | None, node: ir.Node, side: str) -> int | None:
     return None
 
 
-def _ancestors(value: ir.Value | None) -> set[ir.Value]:
-    found: set[ir.Value] = set()
-    ahead = [value]
-    while ahead:
-        each = ahead.pop()
-        if each is not None and each not in found:
-            found.add(each)
-            node = each.producer()
-            ahead += list(node.inputs) if node is not None else []
-    return found
+def _outweighs(shown: Interval, hidden: Interval) -> bool:
+    """Whether a key is shown beside hidden ones; of what a mask computes from scores nothing is known."""
+    unknown = shown.low == -math.inf and shown.high == math.inf
+    return unknown or shown.low >= hidden.high - _MASKED
+
+
+def _check_apart(value: ir.Value, view: View) -> None:
+    if view.place(ROW) is None or view.place(POSITION) is None:
+        raise Refuse(f"{value.name} has rows or positions merged with other axes, wanted them apart", value)

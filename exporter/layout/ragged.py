@@ -28,7 +28,7 @@ from ..shapes import infer_shapes
 from .plan import MaskInput, PackedAttention, Plan
 from .sequences import attend
 from .steps import ints_of
-from .tokens import TOKENS, Builder, Tokens
+from .tokens import PADDED, TOKENS, Builder, Tokens
 from .views import POSITION, ROW, View
 
 __all__ = ["to_ragged"]
@@ -78,7 +78,7 @@ def _unpack(plan: Plan, value: ir.Value, packed: ir.Value, fill: float, tokens: 
     rows = op("Unsqueeze", tokens.padded_size, op.ints(0), shape=[1])
     size = op("Concat", rows, *([op.ints(*rest)] if rest else []), shape=[1 + len(rest)], axis=0)
     blank = op("ConstantOfShape", size, dtype=value.dtype, value=ir.tensor(np.array([fill], value.dtype.numpy())))
-    flat = op("ScatterND", blank, tokens.scatter, packed, shape=["padded", *rest])
+    flat = op("ScatterND", blank, tokens.scatter, packed, shape=[PADDED, *rest])
     parts = [tokens.sizes[plan.axes.batch], tokens.sizes[plan.axes.sequence]]
     shape = op("Concat", *parts, *([op.ints(*rest)] if rest else []), shape=[2 + len(rest)], axis=0)
     padded = op("Reshape", flat, shape, shape=[plan.axes.batch, plan.axes.sequence, *rest])
@@ -168,7 +168,7 @@ class _Writer:
         order = [row, place, *(axis for axis in range(len(view.axes)) if view.plain(axis))]
         if order != sorted(order):
             value = op("Transpose", value, perm=order)
-        flat = op("Reshape", value, op.ints(-1, *rest), shape=["padded", *rest])
+        flat = op("Reshape", value, op.ints(-1, *rest), shape=[PADDED, *rest])
         return op("Gather", flat, self._tokens.index, shape=[TOKENS, *rest], axis=0)
 
     def beside(self, value: ir.Value, view: View) -> ir.Value:

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..guards import attributes_of
-from .tokens import TOKENS, Builder, Tokens
+from .tokens import KEYS, LENGTH, SEQUENCES, TOKENS, Builder, Tokens
 
 __all__ = ["attend"]
 
@@ -69,10 +69,10 @@ def _even(
     graph = ir.Graph([], [], nodes=[], name=f"{name}.even")
     op = Builder(graph, None, f"{name}.even")
     sides = [
-        op("Reshape", x, tokens.even_shape, shape=["sequences", "length", _width(x)], name=side)
+        op("Reshape", x, tokens.even_shape, shape=[SEQUENCES, LENGTH, _width(x)], name=side)
         for x, side in ((q, "q"), (k, "k"), (v, "v"))
     ]
-    out = _attention(op, node, sides, None, attributes, ["sequences", "length", _width(v)])
+    out = _attention(op, node, sides, None, attributes, [SEQUENCES, LENGTH, _width(v)])
     graph.outputs.append(op("Reshape", out, op.ints(-1, _width(v)), shape=[TOKENS, _width(v)], name="packed"))
     return graph
 
@@ -127,14 +127,14 @@ def _loop(
         op("Gather", vector, one, shape=[1], axis=0) for vector in (tokens.starts, tokens.ends, tokens.key_starts)
     )
     sides = []
-    for x, begin, length in ((q, start, "length"), (k, key_start, "keys"), (v, key_start, "keys")):
+    for x, begin, length in ((q, start, LENGTH), (k, key_start, KEYS), (v, key_start, KEYS)):
         cut = op("Slice", x, begin, end, first, shape=[length, _width(x)])
         sides.append(op("Unsqueeze", cut, first, shape=[1, length, _width(x)]))
     cut_bias = None
     if bias is not None:
         cut_bias = _cut_bias(op, bias, one, start, key_start, end, tokens)
-    out = _attention(op, node, sides, cut_bias, attributes, [1, "length", _width(v)])
-    row = op("Squeeze", out, first, shape=["length", _width(v)])
+    out = _attention(op, node, sides, cut_bias, attributes, [1, LENGTH, _width(v)])
+    row = op("Squeeze", out, first, shape=[LENGTH, _width(v)])
     longer = op("SequenceInsert", parts, row)
     longer.type, longer.shape = parts.type, None
     graph.outputs.extend([op("Identity", condition, shape=[]), longer])
@@ -150,7 +150,7 @@ def _cut_bias(
     if batch != 1:
         row = op("Gather", tokens.rows, one, shape=[1], axis=0)
         bias = op("Gather", bias, row, shape=[1, *_named([heads, queries, keys])], axis=0)
-    for axis, begin, length, size in ((3, key_start, "keys", keys), (2, start, "length", queries)):
+    for axis, begin, length, size in ((3, key_start, KEYS, keys), (2, start, LENGTH, queries)):
         if size == 1:
             continue
         places = op("Slice", tokens.position, begin, end, op.ints(0), shape=[length])

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["TOKENS", "Builder", "Tokens"]
+__all__ = ["KEYS", "LENGTH", "PADDED", "SEQUENCES", "TOKENS", "Builder", "Tokens"]
 
-TOKENS = "tokens"
-"""The name of the leading axis of packed values."""
+TOKENS, PADDED, SEQUENCES, LENGTH, KEYS = (
+    f"tfx_{name}" for name in ("tokens", "padded", "sequences", "length", "keys")
+)
+"""Names of axes of packed values. onnxruntime reuses memory by these names, so a user's own must not meet them."""
 
 
 class Builder:
@@ -144,8 +146,8 @@ class Tokens:
     def _rows(self) -> ir.Value:
         """The rows that have tokens, int64 (sequences,)."""
         op = self._op
-        where = op("NonZero", self._counted, shape=[1, "sequences"])
-        return op("Squeeze", where, op.ints(0), shape=["sequences"], name="rows")
+        where = op("NonZero", self._counted, shape=[1, SEQUENCES])
+        return op("Squeeze", where, op.ints(0), shape=[SEQUENCES], name="rows")
 
     @functools.cached_property
     def rows(self) -> ir.Value:
@@ -157,18 +159,18 @@ class Tokens:
         """Tokens of each row that has some, int64 (sequences,)."""
         op = self._op
         counted = self._count(self._kept) if self.first else self._counted
-        return op("Gather", counted, self._rows, shape=["sequences"], name="lengths")
+        return op("Gather", counted, self._rows, shape=[SEQUENCES], name="lengths")
 
     @functools.cached_property
     def ends(self) -> ir.Value:
         """Behind the last token of each row that has some, int64 (sequences,)."""
         op = self._op
-        return op("CumSum", self._lengths, op.constant(np.array(0, np.int64)), shape=["sequences"], name="ends")
+        return op("CumSum", self._lengths, op.constant(np.array(0, np.int64)), shape=[SEQUENCES], name="ends")
 
     @functools.cached_property
     def starts(self) -> ir.Value:
         """The first token of each row that has some, int64 (sequences,)."""
-        return self._op("Sub", self.ends, self._lengths, shape=["sequences"], name="starts")
+        return self._op("Sub", self.ends, self._lengths, shape=[SEQUENCES], name="starts")
 
     @functools.cached_property
     def key_starts(self) -> ir.Value:
@@ -176,8 +178,8 @@ class Tokens:
         op = self._op
         if not self.first:
             return self.starts
-        attended = op("Gather", self._counted, self._rows, shape=["sequences"])
-        return op("Sub", self.ends, attended, shape=["sequences"], name="key_starts")
+        attended = op("Gather", self._counted, self._rows, shape=[SEQUENCES])
+        return op("Sub", self.ends, attended, shape=[SEQUENCES], name="key_starts")
 
     @functools.cached_property
     def count(self) -> ir.Value:

@@ -129,6 +129,10 @@ def _norm(node: ir.Node, views: Views) -> Step | None:
     axis = node.attributes.get_int("axis", -1) % rank
     if not all(view.plain(i) for i in range(axis, rank)):
         return None
+    for weights in node.inputs[1:]:
+        shape = None if weights is None else weights.shape
+        if weights is not None and (shape is None or len(shape) > rank - axis or not shape.is_static()):
+            return None
     return Step((view,), _like(node, x, {**attributes_of(node), "axis": axis - rank}))
 
 

@@ -127,7 +127,7 @@ def test_nothing_is_computed_on_padding():
     heavy = [node for node in model.graph if node.op_type in ("MatMul", "Gemm", "LayerNormalization", "BiasGelu")]
     assert len(heavy) == 2 * 6 + 5 + 2
     for node in heavy:
-        assert node.outputs[0].shape[0].value == "tokens", node
+        assert node.outputs[0].shape[0].value == "tfx_tokens", node
 
 
 def test_a_batch_without_any_token():
@@ -187,7 +187,16 @@ def test_pooling_behind_it(mode):
     (lambda x, mask: x[:, -1], "mixes positions"),
     (lambda x, mask: nn.functional.avg_pool1d(x.transpose(1, 2), 3, padding=1), "mixes positions"),
     (lambda x, mask: x.cumsum(1), "CumSum .* mixes positions"),
-], ids=["mean of all", "last position", "convolution", "cumulative sum"])  # fmt: skip
+    (lambda x, mask: x[torch.arange(x.shape[0]), mask.sum(1) - 1], "mixes positions"),
+    (lambda x, mask: x.gather(1, (mask.sum(1) - 1)[:, None, None].expand(-1, 1, 32)), "mixes positions"),
+    (lambda x, mask: torch.stack([x, 2 * x]), "output y has axes .* wanted .batch, sequence"),
+    (lambda x, mask: x.transpose(1, 2) * 2, "output y has axes"),
+    (lambda x, mask: x.reshape(-1, 32) * 2, "merged with other axes|has axes"),
+    (lambda x, mask: (x.reshape(-1, 32) * mask.reshape(-1, 1)).reshape(x.shape), "merged with other axes"),
+], ids=[
+    "mean of all", "last position", "convolution", "cumulative sum", "last by count", "gathered by count", "stacked",
+    "channels first", "flat output", "flat mask",
+])  # fmt: skip
 def test_what_mixes_positions_is_refused(tail, reason):
     model = raised(module(Hidden(tail), IDS))
     before = [node.name for node in model.graph if node.op_type != "Constant"]
@@ -225,7 +234,13 @@ def _grid(mask):
     (lambda m, q: (m[:, None, :, None] == 1), False, "not seen to take all weight"),
     (lambda m, q: None, True, "is_causal"),
     (lambda m, q: torch.softmax(q @ q.transpose(-1, -2), -1).masked_fill(m[:, None, None, :] == 0, -1e9), False, None),
-], ids=["none", "weak", "inverted", "queries", "causal", "scores of its own"])  # fmt: skip
+    (lambda m, q: 3.0 * m[:, None, None, :].float() - 1e4, False, "may hide a query from itself"),
+    (lambda m, q: torch.zeros(1).masked_fill((m[:, None, None, :] == 0) | (_grid(m) <= 0), -1e9), False, "from itself"),
+    (lambda m, q: torch.where(m[:, None, None, :] != 0, 0.0, -torch.inf) + torch.arange(m.shape[1]), False, None),
+], ids=[
+    "none", "weak", "inverted", "queries", "causal", "scores of its own", "all of one weight", "later keys only",
+    "minus infinity and positions",
+])  # fmt: skip
 def test_masks_that_do_not_hide_padding_are_refused(mask, causal, reason):
     source = module(OneLayer(mask, causal), IDS)
     model = raised(source)
@@ -254,6 +269,32 @@ def test_masks_with_more_than_padding(mask):
         expected = wanted(source, ids, given)["y"]
         seen = (given != 0) & np.isfinite(expected).all(-1)
         assert np.abs(found - expected)[seen].max() < 5e-6, given
+
+
+def test_position_0_is_read_where_the_mask_hides_it_as_a_query():
+    class Pairs(OneLayer):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor):
+            return {"y": super().forward(input_ids, attention_mask)["y"][:, 0]}
+
+    pairs = Pairs(lambda m, q: torch.zeros(1).masked_fill((m[:, None, None, :] * m[:, None, :, None]) == 0, -1e9))
+    with pytest.raises(Refuse, match="reads position 0, whose mask differs"):
+        to_ragged(raised(module(pairs, IDS)), [MaskInput("attention_mask")])
+    source = module(Pairs(lambda m, q: (m[:, None, None, :] != 0) & (_grid(m).abs() <= 2)), IDS)
+    run = session(ragged(source), optimize=True)
+    for ids, mask in cases():
+        alive = mask.any(1)
+        (found,) = run.run(None, {"input_ids": ids, "attention_mask": mask})
+        assert np.abs(found - wanted(source, ids, mask)["y"])[alive].max() < 5e-6, mask
+
+
+@pytest.mark.parametrize("axes", ["batch,tokens", "tokens,length", "padded,keys"])
+def test_axes_named_like_ours(axes):
+    """onnxruntime takes axes of one name for equal."""
+    source = module(Hidden(lambda x, mask: x), (f"input_ids:int64:{axes}", f"attention_mask:int64:{axes}"))
+    run = session(ragged(source), optimize=True)
+    for ids, mask in cases():
+        (found,) = run.run(None, {"input_ids": ids, "attention_mask": mask})
+        assert np.abs(found - wanted(source, ids, mask)["y"])[mask != 0].max() < 5e-6
 
 
 def test_which_inputs_are_masks():
