@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from torch import nn
 
-from ..errors import InputError, TfxError
+from ..errors import InputError, ParityError, TfxError
 from ..runtime.bundle import DEFAULT_BUNDLE, Bundle, ensure_free, write_bundle
 from ..runtime.doctor import cpu_features
 from ..runtime.golden import GOLDEN_NAME, GoldenCase, save_golden
@@ -138,7 +138,12 @@ def export(
         step("verifying")
         with shown_as(folder, out):
             session = create_session(folder / MODEL_NAME)
-            manifest = dataclasses.replace(manifest, parity=_verify(session, golden, manifest))
+            try:
+                manifest = dataclasses.replace(manifest, parity=_verify(session, golden, manifest))
+            except ParityError as error:
+                if arranged == "ragged" and layout is None:
+                    raise ParityError(f"{error}; padding was left out: layout padded computes it") from error
+                raise
             if quantized is None:
                 return manifest
             return dataclasses.replace(manifest, quantization=_measured(session, quantized, samples.feeds, manifest))

@@ -195,6 +195,10 @@ def _default(spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
 
 def _check_values(spec: TensorSpec, values: np.ndarray) -> None:
     """Refuse ids that an embedding table does not have and masks that are neither 0 nor 1."""
+    if values.dtype.kind == "f" and spec.role in MASK_ROLES:
+        odd = values[(values != 0) & (values != 1)]
+        if odd.size:
+            raise FeedError(f"{spec.name}: found {odd.flat[0]:g}, wanted 0 or 1")
     if values.dtype.kind not in "iu" or values.size == 0:
         return
     smallest, largest = int(values.min()), int(values.max())
