@@ -3,12 +3,12 @@
 #
 #   PYTHON=python3.12     the interpreter that makes .venv
 #   PIP_FLAGS=...         e.g. --extra-index-url https://download.pytorch.org/whl/cpu for the small torch wheel
-#   PYTEST_FLAGS=...      e.g. -n 4
+#   PYTEST_FLAGS=...      in place of one process per core
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n auto --dist loadfile
 BIN := $(VENV)/bin
 DEMO := build/demo-model
 
@@ -36,7 +36,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
