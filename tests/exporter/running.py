@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from tfx.exporter.capture import capture
-from tfx.exporter.pipeline import Report, optimize
+from tfx.exporter.pipeline import Report, lower_model, optimize
 from tfx.exporter.probe import inference
 from tfx.exporter.sources import Source, parse_input, reference
 from tfx.exporter.targets import get
@@ -52,10 +53,16 @@ def torch_answers(source: Source, feeds: Mapping[str, np.ndarray]) -> Arrays:
     return {name: tensor.detach().numpy() for name, tensor in returned.items()}
 
 
-def lowered(model: ir.Model, target: str, opset: int | None = None) -> tuple[ir.Model, Report]:
-    """A lowered copy, and what the pipeline says about it."""
+def lowered(
+    model: ir.Model, target: str, opset: int | None = None, raised: Report | None = None
+) -> tuple[ir.Model, Report]:
+    """A lowered copy, and what the pipeline says about it; ``raised`` comes with a model that has been raised."""
     copy = model.clone()
-    report = optimize(copy, get(target), opset=opset)
+    if raised is None:
+        report = optimize(copy, get(target), opset=opset)
+    else:
+        report = dataclasses.replace(raised, fired={**raised.fired}, refusals=[*raised.refusals])
+        lower_model(copy, get(target), report, opset=opset)
     onnx.checker.check_model(ir.to_proto(copy))
     return copy, report
 
