@@ -271,6 +271,10 @@ def _sum(a: float, b: float) -> float | None:
 
 
 def _plus(a: Interval, b: Interval, *_: Any) -> Interval:
+    for x, y in ((a, b), (b, a)):
+        # Infinity itself; a bound that is infinite only says that the number is not known.
+        if x.known is not None and math.isinf(x.known) and y.known != -x.known:
+            return x
     index = None
     if a.index is not None and _whole(b.known):
         index = (a.index[0], a.index[1] + int(b.low))
