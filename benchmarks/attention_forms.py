@@ -30,11 +30,11 @@ from tfx.runtime.lengths import parse_lengths
 HEADS, SIZE = 12, 64
 D = HEADS * SIZE
 CONTRIB = "com.microsoft"
-SHAPES = {
-    "mixed": "lognormal:60,256",
-    "(8, 128)": ",".join(["128"] * 8),
-    "(64, 16)": ",".join(["16"] * 64),
-    "(1, 128)": "128",
+SHAPES: dict[str, list[int]] = {
+    "mixed": parse_lengths("lognormal:60,256", count=16, seed=0),
+    "(8, 128)": [128] * 8,
+    "(64, 16)": [16] * 64,
+    "(1, 128)": [128],
 }
 _node = helper.make_node
 Nodes = list[onnx.NodeProto]
@@ -233,7 +233,7 @@ def _serve(form: str, threads: int) -> None:
     session = onnxruntime.InferenceSession(_model(form), options, providers=["CPUExecutionProvider"])  # noqa: TID251
     for line in sys.stdin:
         shape, calls = json.loads(line)
-        lengths = parse_lengths(SHAPES[shape], count=16, seed=0)
+        lengths = SHAPES[shape]
         qkv = np.random.default_rng(0).standard_normal((sum(lengths), 3 * D)).astype(np.float32)
         feeds = {"qkv": qkv, "lengths": np.array(lengths, np.int64)}
         error = float(np.abs(np.asarray(session.run(None, feeds)[0]) - _expected(qkv, lengths)).max())
