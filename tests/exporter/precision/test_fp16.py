@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -315,7 +315,7 @@ def test_a_choice_reads_what_no_input_shows():
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "w"], ["h"]),
-            helper.make_node("If", ["which"], ["chosen"], **branches),
+            helper.make_node("If", ["which"], ["chosen"], **cast("dict[str, Any]", branches)),
             helper.make_node("Mul", ["chosen", "chosen"], ["squares"]),
             helper.make_node("MatMul", ["squares", "w"], ["y"]),
         ],
