@@ -28,23 +28,28 @@ class Writer:
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
+        model.opset_imports.setdefault(CONTRIB, 1)  # Settling drops the domains that no node is of.
         self._opset = opset_of(model)
         self._columns: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._left: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._by_axes: dict[tuple[str, ...], ir.Value] = {}
+        self._taken = _names(model.graph)
         self._number = 0
 
     def constant(self, array: np.ndarray, name: str) -> ir.Value:
         """An initializer; that of the same name and content when it is there."""
         array, free, number = np.array(array, order="C"), name, 1
-        while free in self._graph.initializers:
-            tensor = self._graph.initializers[free].const_value
-            if tensor is not None and tensor.numpy().dtype == array.dtype and np.array_equal(tensor.numpy(), array):
-                return self._graph.initializers[free]
+        while free in self._taken:
+            value = self._graph.initializers.get(free)
+            tensor = fixed(value)
+            if value is not None and tensor is not None and tensor.numpy().dtype == array.dtype:
+                if np.array_equal(tensor.numpy(), array):
+                    return value
             free, number = f"{name}_{number}", number + 1
         value = ir.val(free, const_value=ir.tensor(array, name=free))
         self._graph.register_initializer(value)
+        self._taken.add(free)
         return value
 
     def op(
@@ -64,10 +69,14 @@ class Writer:
         **attributes: Any,
     ) -> Sequence[ir.Value]:
         """The results of a new node."""
-        self._number += 1
-        stem = f"{before.name or before.op_type}_{op_type}_{self._number}"
-        outputs = [ir.val(f"{stem}_{i}" if i else stem) for i in range(count)]
-        node = ir.node(op_type, inputs, attributes, domain=domain, name=stem, outputs=outputs)
+        names: list[str] = []
+        while not names or not self._taken.isdisjoint(names):
+            self._number += 1
+            stem = f"{before.name or before.op_type}_{op_type}_{self._number}"
+            names = [f"{stem}_{i}" if i else stem for i in range(count)]
+        self._taken.update(names)
+        outputs = [ir.val(name) for name in names]
+        node = ir.node(op_type, inputs, attributes, domain=domain, name=names[0], outputs=outputs)
         if ORIGIN in before.metadata_props:
             node.metadata_props[ORIGIN] = before.metadata_props[ORIGIN]
         self._graph.insert_before(before, node)
@@ -275,6 +284,14 @@ class Writer:
         _take_over(old.outputs[0], y)
         for each in dict.fromkeys((old, node)):
             self._graph.remove(each, safe=True)
+
+
+def _names(graph: ir.Graph) -> set[str]:
+    """Names of all values, those of subgraphs among them: a constant of the same name would hide one or be hidden."""
+    graphs = [graph, *graph.subgraphs()]
+    values = [value for each in graphs for value in (*each.inputs, *each.initializers.values())]
+    values += [value for each in graphs for node in each for value in node.outputs]
+    return {value.name for value in values if value.name}
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:

@@ -112,3 +112,59 @@ def test_what_cannot_be_quantised_is_said():
         apply_precision(built("token")[0], "int8", samples, target=get("cuda"))
     with pytest.raises(InputError, match="precision: found 'int7', wanted one of fp32, "):
         apply_precision(built("token")[0], "int7", samples, target=get("cpu"))
+
+
+PLAIN = """<ir_version: 8, opset_import: ["" : {opset}]>
+g ({inputs}) => (float[B, S, 80] y) {{ {line} }}"""
+PRECISIONS = ("int8", "int8-dynamic", "int8-block", "int4")
+TAKEN = ["one", "zero_0", "zero_128", "flat", "least", "last_axis", "shift", "steps"]
+TAKEN += ["rows_of_64", "w_int8", "w_scales"]
+
+
+def near(model: ir.Model, precision: str, samples: list[Arrays]) -> None:
+    """A precision's graph is valid, runs, and answers nearly what the one before does."""
+    wanted = [run(model)(sample)["y"] for sample in samples]
+    report = apply_precision(model, precision, samples, target=get("cpu"))
+    assert report.changed and not report.kept
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    for sample, exact in zip(samples, wanted, strict=True):
+        found = run(model)(sample)["y"]
+        limit = 0.15 if precision == "int4" else 0.03
+        assert np.linalg.norm(found - exact) <= limit * np.linalg.norm(exact)
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_graph_without_contrib_nodes_gets_their_domain(precision: str):
+    line = "h = Relu(x) y = MatMul(h, w)"
+    model = parse(PLAIN.format(opset=17, inputs="float[B, S, 64] x", line=line), {"w": drawn(64, 80)})
+    assert MS not in model.opset_imports
+    near(model, precision, [{"x": drawn(1, 9, 64, seed=i)} for i in range(4)])
+
+
+@pytest.mark.parametrize("place", ["input", "value", "subgraph"])
+@pytest.mark.parametrize("op_type", ["Relu", "Tanh"])
+def test_names_of_the_graph_are_left_alone(op_type: str, place: str):
+    """Every fixed name that is written is there before, as something else."""
+    inputs, feeds = "float[B, S, 64] x", {}
+    line = f"h = {op_type}(x) y0 = MatMul(h, w) s = ReduceSum <keepdims = 0> (y0)"
+    if place == "input":
+        inputs += "".join(f", float[M] {name}" for name in TAKEN)
+        line += "".join(f" {name}_s = ReduceSum <keepdims = 0> ({name})" for name in TAKEN)
+        line += " t = Sum(" + ", ".join(f"{name}_s" for name in TAKEN) + ") z = Mul(t, n)"
+        feeds = {name: drawn(3) for name in TAKEN}
+    elif place == "value":
+        chain = ["s", *TAKEN]
+        line += "".join(f" {b} = Neg({a})" for a, b in zip(chain, TAKEN, strict=False)) + f" z = Mul({TAKEN[-1]}, n)"
+    else:
+        chain = ["s", *TAKEN]
+        body = " ".join(f"{b} = Neg({a})" for a, b in zip(chain, TAKEN, strict=False))
+        line += f" z = If (c) <then_branch = a () => (float zt) {{ {body} zt = Mul({TAKEN[-1]}, n) }},"
+        line += " else_branch = b () => (float ze) { ze = Mul(s, n) }>"
+    line += " y = Add(y0, z)"
+    constants = {"w": drawn(64, 80), "n": np.float32(1e-6), "c": np.array(True)}
+    model = parse(PLAIN.format(opset=18, inputs=inputs, line=line), constants)
+    near(model, "int8", [{"x": drawn(1, 9, 64, seed=i), **feeds} for i in range(4)])
