@@ -146,7 +146,7 @@ def apply_blocks(model: ir.Model, samples: Samples, *, name: str, bits: int, aim
 
 def _plan(group: Unit, seen: Mapping[str, Activations]) -> Part:
     """Whether dividing the channels by SmoothQuant's vector, and the weights by its inverse, pays for the pass."""
-    matrix = np.concatenate(list({each.weight: each.matrix() for each in group.products}.values()), axis=1)
+    matrix = np.concatenate(list({each.key: each.matrix() for each in group.products}.values()), axis=1)
     rows = np.concatenate([seen[str(x.name)].rows for x in group.inputs])
     channels = np.max([seen[str(x.name)].channels for x in group.inputs], axis=0)
     exact = rows @ matrix
@@ -168,7 +168,7 @@ class _Blocks:
 
     def __init__(self, seen: Mapping[str, Activations], bits: int) -> None:
         self._seen, self._bits = seen, bits
-        self._rounded: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._rounded: dict[tuple[str, bool, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def write(self, model: ir.Model, chosen: Sequence[Part], parts: Sequence[Part]) -> int:
         """Writes the chosen parts, and with 4 bits the others in 8; returns how many products and tables changed."""
@@ -192,7 +192,7 @@ class _Blocks:
         return changed
 
     def _weights(self, product: Product, smooth: np.ndarray | None, bits: int) -> tuple[np.ndarray, np.ndarray]:
-        key = str(product.weight.name), bits
+        key = str(product.weight.name), product.transposed, bits
         if key not in self._rounded:
             matrix = product.matrix() if smooth is None else product.matrix() * smooth[:, None]
             importance = None

@@ -74,7 +74,7 @@ def apply(model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]], *, targe
 
 def plan(unit: Unit, seen: Mapping[str, Activations]) -> Plan:
     """The scheme of a unit, judged on what entered it, and what it lacks on average."""
-    matrices = {product.weight: product.matrix() for product in unit.products}
+    matrices = {product.key: product.matrix() for product in unit.products}
     entered = [seen[str(x.name)] for x in unit.inputs]
     rows = [(np.concatenate([each.rows, each.peaks]), each.channels) for each in entered]
     made = [x.producer() for x in unit.inputs]
@@ -86,7 +86,7 @@ def plan(unit: Unit, seen: Mapping[str, Activations]) -> Plan:
     drifts = {}
     for product in unit.products:
         x = seen[str(product.x.name)]
-        drifts[str(product.node.name)] = drift(scheme, x.rows, x.channels, matrices[product.weight])
+        drifts[str(product.node.name)] = drift(scheme, x.rows, x.channels, matrices[product.key])
     return Plan(scheme, drifts)
 
 
@@ -96,11 +96,13 @@ def write(model: ir.Model, plans: Iterable[Plan], seen: Mapping[str, Activations
     by_name = {product.node.name: product for product in find_products(model)}
     for each in plans:
         products = [by_name[name] for name in each.names]
-        folded = {x: fold(writer, x, products, each.scheme.smooth) for x in dict.fromkeys(p.x for p in products)}
+        # By name: where one product leads to another one of the unit, writing it replaces what enters the other.
+        entered = dict.fromkeys(product.x for product in products)
+        folded = {x.name: fold(writer, x, products, each.scheme.smooth) for x in entered}
         for product in products:
             channels = seen[str(product.x.name)].channels
             lacking = each.drifts[str(product.node.name)]
-            writer.product(product, each.scheme, channels, lacking, folded=folded[product.x])
+            writer.product(product, each.scheme, channels, lacking, folded=folded[product.x.name])
         changed += len(products)
     for table in find_tables(model) if tables else ():
         writer.table(table)

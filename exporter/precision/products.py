@@ -40,6 +40,11 @@ class Product:
         return array.T if self.transposed else array
 
     @property
+    def key(self) -> tuple[ir.Value, bool]:
+        """What matrix it is: a constant that is also used the other way round is another one there."""
+        return self.weight, self.transposed
+
+    @property
     def x(self) -> ir.Value:
         """The left side as it is now, (..., K) float32: what made it may have been replaced."""
         x = self.node.inputs[0]
@@ -136,9 +141,7 @@ def units(products: Iterable[Product]) -> list[Unit]:
     """Groups products that share an input or a matrix, directly or through others; in order of their first one."""
     groups: list[list[Product]] = []
     for product in products:
-        mine = [
-            group for group in groups if any(each.x is product.x or each.weight is product.weight for each in group)
-        ]
+        mine = [group for group in groups if any(each.x is product.x or each.key == product.key for each in group)]
         joined = [*(each for group in mine for each in group), product]
         position = groups.index(mine[0]) if mine else len(groups)
         groups = [group for group in groups if not any(group is each for each in mine)]

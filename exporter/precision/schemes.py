@@ -6,8 +6,8 @@ None of the ways looks beyond one token, so a vector does not depend on what sha
   channels are evened out first (SmoothQuant, arXiv 2211.10438): divided by a vector that goes into the weights.
 - ``token``: a scale per token, its largest magnitude over 127.
 - ``shifted``: for what comes out of a GELU or a ReLU, which is hardly ever negative. All 255 steps go to the positive
-  side: with ``z = floor(255 c / (max + c))`` and ``s = c / z`` the shift ``s z`` is the same ``c`` for all tokens, so
-  that what it adds to the product, ``c`` times the sums of the columns, is a constant and goes into the bias.
+  side: with ``z = floor(255 c / (max + c))``, 255 at most, and ``s = c / z`` the shift ``s z`` is the same ``c`` for all
+  tokens, so that what it adds to the product, ``c`` times the sums of the columns, is a constant and goes into the bias.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def token_scales(rows: np.ndarray) -> np.ndarray:
 
 def shifted_scales(rows: np.ndarray, shift: float) -> tuple[np.ndarray, np.ndarray]:
     """(rows, 1) scales and zero points of ``shifted``."""
-    zero = np.maximum(np.floor(255 * shift / (rows.max(axis=-1, keepdims=True) + shift)), 1)
+    zero = np.clip(np.floor(255 * shift / (rows.max(axis=-1, keepdims=True) + shift)), 1, 255)
     return shift / zero, zero
 
 

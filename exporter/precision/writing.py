@@ -30,7 +30,7 @@ class Writer:
         self._graph = model.graph
         model.opset_imports.setdefault(CONTRIB, 1)  # Settling drops the domains that no node is of.
         self._opset = opset_of(model)
-        self._columns: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self._columns: dict[tuple[ir.Value, bool], tuple[ir.Value, ir.Value]] = {}
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._left: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._by_axes: dict[tuple[str, ...], ir.Value] = {}
@@ -43,9 +43,9 @@ class Writer:
         while free in self._taken:
             value = self._graph.initializers.get(free)
             tensor = fixed(value)
-            if value is not None and tensor is not None and tensor.numpy().dtype == array.dtype:
-                if np.array_equal(tensor.numpy(), array):
-                    return value
+            same = tensor is not None and tensor.numpy().dtype == array.dtype and np.array_equal(tensor.numpy(), array)
+            if value is not None and same:
+                return value
             free, number = f"{name}_{number}", number + 1
         value = ir.val(free, const_value=ir.tensor(array, name=free))
         self._graph.register_initializer(value)
@@ -84,13 +84,13 @@ class Writer:
 
     def columns(self, product: Product, smooth: np.ndarray | None) -> tuple[ir.Value, ir.Value]:
         """The 8 bit weights and their scales, one copy for all products of a matrix."""
-        if product.weight not in self._columns:
+        if product.key not in self._columns:
             matrix = product.matrix()
             name = product.weight.name or "weight"
             weights, scales = quantize_columns(matrix if smooth is None else matrix * smooth[:, None])
             made = self.constant(weights, f"{name}_int8"), self.constant(scales, f"{name}_scales")
-            self._columns[product.weight] = made
-        return self._columns[product.weight]
+            self._columns[product.key] = made
+        return self._columns[product.key]
 
     def product(
         self, product: Product, scheme: Scheme, channels: np.ndarray, lacking: np.ndarray, *, folded: bool = False
@@ -231,8 +231,9 @@ class Writer:
         c = self.constant(np.array(shift, np.float32), "shift")
         above = self.op(node, "Add", [self._largest(node, x), c])
         steps = self.op(node, "Div", [self.constant(np.array(255 * shift, np.float32), "steps"), above])
-        one = self.constant(np.array(1, np.float32), "one")
-        zero = self.op(node, "Max", [self.op(node, "Floor", [steps]), one])
+        # A token of nothing but negative values would get more steps than there are.
+        ends = self.constant(np.array(1, np.float32), "one"), self.constant(np.array(255, np.float32), "most")
+        zero = self.op(node, "Clip", [self.op(node, "Floor", [steps]), *ends])
         scale = self.op(node, "Div", [c, zero])
         zero = self.op(node, "Cast", [self._flat(node, zero)], to=ir.DataType.UINT8)
         return self._rounded(node, x, self._flat(node, scale), zero), scale
