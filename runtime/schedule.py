@@ -179,7 +179,8 @@ def in_order(
         first: number of the first row.
 
     Raises:
-        What ``blocks``, ``encode`` and ``call`` raise, where the block would have come. Nothing runs on afterwards.
+        What ``blocks``, ``encode`` and ``call`` raise, where the block would have come: the blocks before it come
+        first. Nothing runs on afterwards.
     """
     waiting: deque[Future[tuple[int, list[tuple[list[int], Future[Iterable[Any]]]]]]] = deque()
     encoder = ThreadPoolExecutor(1, "tfx-encode")
@@ -190,14 +191,25 @@ def in_order(
         division = groups([len(encoding) for encoding in encodings], schedule.batch_tokens, padded=padded)
         return len(encodings), [(rows, callers.submit(call, [encodings[i] for i in rows])) for rows in division]
 
+    source = iter(blocks)
+    failure: Exception | None = None
     try:
-        for block in blocks:
+        while True:
+            try:  # around the source alone: what a reader throws in at ``yield`` ends everything at once
+                block = next(source, None)
+            except Exception as error:  # noqa: BLE001 - raised below, behind the blocks that came before it
+                failure = error
+                break
+            if block is None:
+                break
             waiting.append(encoder.submit(start, block, first))
             first += len(block)
             if len(waiting) == _AHEAD:
                 yield _collect(*waiting.popleft().result())
         while waiting:
             yield _collect(*waiting.popleft().result())
+        if failure is not None:
+            raise failure
     finally:
         encoder.shutdown(wait=True, cancel_futures=True)
         callers.shutdown(wait=True, cancel_futures=True)
