@@ -37,7 +37,8 @@ class Session:
     Args:
         bundle: the bundle or its folder.
         provider: ``cpu`` or ``cuda``; it runs there or an error says why not.
-        threads: threads inside an operator, None for what the bundle was tuned to, else onnxruntime's choice.
+        threads: threads inside an operator, and in all for a schedule that the bundle was tuned to; None for what the
+            bundle was tuned to, else onnxruntime's choice.
         optimize: False turns onnxruntime's graph optimization off.
         allow_fallback: take the CPU where the provider does not run; ``provider`` then says ``cpu``.
         spinning: let idle threads wait in a loop; None for what the bundle was tuned to, else onnxruntime's default,
@@ -68,6 +69,7 @@ class Session:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         manifest = self.bundle.manifest
         self._tuning = manifest.tuning if provider == "cpu" else None
+        self._limit = threads  # what the caller allows, which no tuning exceeds
         if self._tuning is not None:
             # Tuned elsewhere, it may want more cores than there are here.
             if threads is None and (self._tuning["threads"] or 0) <= default_threads():
@@ -253,7 +255,7 @@ class Session:
 
     def _schedule_for(self, blocks: Iterator[list[Any]], cores: int | None) -> tuple[Schedule, Iterator[list[Any]]]:
         """Return the schedule to take, and the blocks with those put back that were looked at."""
-        known = tuned(self._tuning, default_threads()) if cores is None else None
+        known = tuned(self._tuning, self._limit or default_threads()) if cores is None else None
         if known is not None:
             return known, blocks
         ahead: list[list[Any]] = []
