@@ -23,6 +23,7 @@ from ..runtime.doctor import default_threads, environment
 from ..runtime.lengths import histogram, holds_texts
 from ..runtime.manifest import Manifest
 from ..runtime.schedule import candidates as schedules
+from ..runtime.schedule import tuned as tuned_schedule
 from ..runtime.signals import sigterm_raises
 from .tune_log import LOG_NAME, TuneLog, Verdict, judge
 from .tune_variants import LOWERINGS, Limit, Variants, precisions
@@ -137,7 +138,8 @@ def tune(bundle: str | Path, plan: TunePlan | None = None, *, progress: Progress
         progress: Told what is being done.
 
     Returns:
-        ``start``, ``winner`` (settings by name), ``gain`` (times as fast as at the start, measured once more against
+        ``start`` (what the bundle had), ``winner`` (settings by name; ``start`` where what won step by step is not
+        faster in all), ``gain`` (times as fast as at the start, measured once more against
         it, with ``low`` and ``high``; 1 where nothing was kept), ``tried`` (the log's entries), ``lengths`` (the
         histogram), ``resumed`` (entries of an earlier run), ``finished`` and ``seconds``.
 
@@ -164,10 +166,13 @@ def tune(bundle: str | Path, plan: TunePlan | None = None, *, progress: Progress
         texts = plan.lengths if opened.manifest.tokenizer is not None and holds_texts(plan.lengths) else None
         variants = Variants(opened, Path(folder), start.lowering, plan.source, texts)
         search = _Search(plan, log, variants, work, cores, started, progress)
-        winner, finished = search.run(_read(log.start))  # what is in the log leads to where it ended
+        winner, finished = search.run(_read(log.best))
         gain = search.compare(winner, start) if winner != start else None
+        if gain is not None and gain["gain"] < 1:  # what is there is better
+            winner, gain = start, None
         progress("writing")
-        result = _write(opened, variants.bundle(*winner.graph), winner, log, finished=finished)
+        made, manifest = variants.bundle(*winner.graph), variants.proven(*winner.graph)
+        result = _write(opened, made, manifest, winner, log, finished=finished)
     log.remove()
     return {
         "bundle": str(result.path),
@@ -205,24 +210,24 @@ class _Search:
         self._progress = progress
         self._limit = Limit.of(variants.base.manifest, plan.min_cosine)
 
-    def run(self, start: Settings) -> tuple[Settings, bool]:
-        """Returns the best settings, and whether all stages were gone through."""
-        best = start
+    def run(self, best: Settings) -> tuple[Settings, bool]:
+        """Returns the best settings from ``best`` on, and whether all stages were gone through."""
         for stage in STAGES:
             if stage not in self._plan.stages:
                 continue
-            # Each candidate differs from the best that there was when its stage began.
-            for change in list(self._changes(stage, best)):
+            # Each candidate differs from the best that there was when its stage began, maybe in an earlier run.
+            entries = self._log.of(stage)
+            began = _read(entries[0]["against"]) if entries else best
+            for change in list(self._changes(stage, began)):
+                known = any(change.items() <= entry["candidate"].items() for entry in entries)
                 candidate = dataclasses.replace(best, **change)
-                if candidate == best:
+                if known or candidate == best or dataclasses.replace(began, **change) == began:
                     continue
-                entry = self._log.find(candidate.to_json(), best.to_json())
-                if entry is None:
-                    if time.monotonic() - self._started > self._plan.budget:
-                        return best, False
-                    self._progress(f"{stage}: {candidate}")
-                    entry = self._try(stage, candidate, best)
-                    self._log.add(entry)
+                if time.monotonic() - self._started > self._plan.budget:
+                    return best, False
+                self._progress(f"{stage}: {candidate}")
+                entry = self._try(stage, candidate, best)
+                self._log.add(entry)
                 if entry["verdict"] == Verdict.FASTER:
                     best = candidate
         return best, True
@@ -332,9 +337,20 @@ def _setting(plan: TunePlan, cores: int, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _exported(manifest: Manifest, cores: int, mode: str) -> Settings:
-    """The settings of a bundle that no tuning has touched."""
-    schedule = schedules(cores)[0].to_json() if mode == "throughput" else None
-    return Settings(manifest.layout, "exported", manifest.precision, cores, schedule=schedule)
+    """The settings of a bundle as it is: what it was tuned to for other texts, where these cores allow it."""
+    tuning = manifest.tuning or {}
+    schedule = None
+    if mode == "throughput":
+        schedule = (tuned_schedule(manifest.tuning, cores) or schedules(cores)[0]).to_json()
+    threads = tuning.get("threads") or cores
+    return Settings(
+        manifest.layout,
+        "exported",
+        manifest.precision,
+        threads if threads <= cores else cores,
+        spinning=tuning.get("spinning") is not False,
+        schedule=schedule,
+    )
 
 
 def _read(settings: Mapping[str, Any]) -> Settings:
@@ -344,7 +360,9 @@ def _read(settings: Mapping[str, Any]) -> Settings:
         raise InputError(f"{LOG_NAME}: found the settings {dict(settings)}; tune with --fresh") from error
 
 
-def _write(opened: Bundle, made: Bundle, winner: Settings, log: TuneLog, *, finished: bool) -> Bundle:
+def _write(
+    opened: Bundle, made: Bundle, manifest: Manifest, winner: Settings, log: TuneLog, *, finished: bool
+) -> Bundle:
     """Puts the winner in the place of the bundle, whole or not at all."""
     result = sha256_file(made.model_path)
 
@@ -353,12 +371,14 @@ def _write(opened: Bundle, made: Bundle, winner: Settings, log: TuneLog, *, fini
             if name != LOG_NAME:
                 shutil.copyfile(made.path / name, folder / name)
         (folder / LOG_NAME).write_text(log.text(winner.to_json(), result, finished=finished), encoding="utf-8")
+        # Tuned for latencies, a bundle keeps the schedule that it has.
+        schedule = (opened.manifest.tuning or {}).get("schedule") if winner.schedule is None else winner.schedule
         tuning = {
             "threads": winner.threads,
             "spinning": winner.spinning,
-            "schedule": None if winner.schedule is None else dict(winner.schedule),
+            "schedule": None if schedule is None else dict(schedule),
             "log": LOG_NAME,
         }
-        return dataclasses.replace(made.manifest, tuning=tuning)
+        return dataclasses.replace(manifest, tuning=tuning)
 
     return write_bundle(opened.path, fill, force=True)

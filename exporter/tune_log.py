@@ -141,7 +141,7 @@ class TuneLog:
         # The one beside the bundle was cut short; the one inside ended, maybe for want of time.
         for found in () if fresh else (_read(self._path), _read(folder / LOG_NAME)):
             if found is not None and self._fits(found):
-                self._content |= {key: found[key] for key in ("base", "start", "tried")}
+                self._content |= {key: _finite(found[key]) for key in ("base", "start", "tried")}
                 self.winner = found.get("winner") if found.get("result") == base else None
                 self._content["result"] = base if self.winner is not None else None
                 self._content["winner"] = self.winner
@@ -154,16 +154,25 @@ class TuneLog:
         same = all(found.get(key) == self._content[key] for key in ("format", "setting"))
         return same and self._content["base"] in (found.get("base"), found.get("result"))
 
-    def find(self, candidate: Mapping[str, Any], against: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What an earlier run found out about a candidate."""
+    def of(self, stage: str) -> list[dict[str, Any]]:
+        """The entries of a stage, in the order they were tried."""
+        return [entry for entry in self._content["tried"] if entry.get("stage") == stage]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The settings that the entries lead to: from the last winner, else from the start, along what was faster."""
+        best = self.start if self.winner is None else self.winner
         for entry in self._content["tried"]:
-            if entry["candidate"] == dict(candidate) and entry["against"] == dict(against):
-                return entry
-        return None
+            if entry["against"] == best and entry["verdict"] == Verdict.FASTER:
+                best = entry["candidate"]
+        return best
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Keeps what was found out, at once: a kill loses no more than the candidate at hand."""
-        self._content["tried"].append(dict(entry))
+        """Keeps what was found out, at once: a kill loses no more than the candidate at hand.
+
+        Numbers that are not finite, such as the cosine of a model that gives NaN, are kept as null.
+        """
+        self._content["tried"].append(_finite(dict(entry)))
         self._write()
 
     @property
@@ -188,6 +197,15 @@ class TuneLog:
             whole.replace(self._path)
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null in their place."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfx.cli import main
-from tfx.errors import BundleError, InputError, SourceError
+from tfx.errors import BundleError, InputError, ParityError, SourceError
 from tfx.exporter import tune as tune_module
 from tfx.exporter import tune_command
 from tfx.exporter.export import export
@@ -98,7 +98,8 @@ def test_precisions_need_a_limit_that_lets_them_in(exported):
     assert precisions(manifest, Limit.of(manifest, None)) == []
     assert precisions(manifest, Limit.of(manifest, 0.99999)) == []
     found = precisions(manifest, Limit.of(manifest, 0.99))
-    assert {"int8", "int8-dynamic"} <= set(found)
+    assert {"int8", "int8-block", "int4"} <= set(found)
+    assert "int8-dynamic" not in found  # a vector would change with its company
     assert "fp16" not in found  # not for the CPU
 
 
@@ -112,9 +113,49 @@ def test_a_ragged_bundle_is_made_padded_from_its_source(variants, exported, tmp_
     # Its own graph is enough for what stays ragged.
     assert operators(ragged.bundle("ragged", "pieces", "fp32"))["::Loop"] > 0
     assert ragged.agreement("ragged", "pieces", "fp32").max_abs < 1e-5
+    # It has the source's numbers, and its own evidence.
+    proven = ragged.proven("padded", "packed", "fp32")
+    assert proven.quantization is None
+    assert proven.parity is not None
+    assert proven.parity["passed"]
+    with pytest.raises(SourceError, match="cannot be made again as it was exported"):
+        ragged.bundle("ragged", "exported", "fp32")
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match="is made again from the bundle itself"):
         Variants(base, tmp_path / "other", "packed", "a/folder").bundle("padded", "packed", "fp32")
+
+
+def test_other_forms_of_an_int8_bundle_are_int8_and_have_evidence_of_their_own(tmp_path, monkeypatch):
+    """The source is float32: another layout has to go the whole way to int8."""
+    from tfx.exporter import export as export_module
+    from tfx.exporter.precision.variance import Variance
+
+    config = dataclasses.replace(CONFIG, layers=1)
+    base = export(lambda: reference(config, seed=4), tmp_path / "bundle", precision="int8")
+    assert (base.manifest.layout, base.manifest.precision) == ("ragged", "int8")
+    variants = Variants(base, tmp_path, "exported")
+    monkeypatch.setattr(export_module, "measure", lambda run, *_, **__: Variance(1e-7, 2e-7))
+    for key in (("padded", "packed", "int8"), ("ragged", "split", "int8")):
+        manifest = variants.proven(*key)
+        assert (manifest.layout, manifest.precision) == (key[0], "int8")
+        assert operators(variants.bundle(*key))["com.microsoft::MatMulIntegerToFloat"] > 0
+        assert manifest.parity is not None
+        assert manifest.parity["passed"]
+        found = manifest.quantization
+        assert found is not None
+        assert (found["batch_variance"], found["padding_variance"]) == (1e-7, 2e-7)
+        assert found["changed"] > 0
+        assert found["calibration"]["samples"] > 0
+    assert variants.proven("ragged", "exported", "int8") is base.manifest
+
+
+def test_what_moves_with_its_company_is_no_variant(exported, tmp_path, monkeypatch):
+    from tfx.exporter import export as export_module
+    from tfx.exporter.precision.variance import Variance
+
+    monkeypatch.setattr(export_module, "measure", lambda run, *_, **__: Variance(0.5, 0.5))
+    with pytest.raises(ParityError, match=r"moves by 0.5 beside others"):
+        Variants(exported, tmp_path, "exported").agreement("padded", "packed", "int8")
 
 
 # The search
@@ -204,6 +245,88 @@ def test_the_fastest_is_found_and_written(bundle, race):
     assert FakeRace.timed == []
 
 
+def bundle_cost(bundle: Bundle) -> float:
+    """What :func:`by_parts` says of a bundle as it is."""
+    tuning = bundle.manifest.tuning
+    assert tuning is not None
+    return by_parts({"threads": tuning["threads"], "options": {"spinning": tuning["spinning"]}}, bundle.manifest)
+
+
+def by_parts(request, manifest):
+    cost = 0.5 if request["threads"] == 1 else 1.0
+    cost *= 1.0 if request["options"]["spinning"] else 0.9
+    return cost * (0.8 if "com.microsoft" not in manifest.model["domains"] else 1.0)
+
+
+@pytest.mark.parametrize(
+    "stages", [("threads", "spinning"), ("spinning", "threads"), ("lowering", "threads"), ("lowering", "spinning")]
+)
+def test_stages_one_run_after_the_other_keep_what_was_won(bundle, race, stages):
+    race(by_parts)
+    costs = []
+    found = {}
+    for count, stage in enumerate(stages):
+        found = tune(bundle.path, dataclasses.replace(PLAN, stages=(stage,)))
+        assert found["gain"]["gain"] > 1
+        assert bool(found["resumed"]) == bool(count)
+        assert {each["verdict"] for each in found["tried"]}.isdisjoint({Verdict.REFUSED})
+        costs.append(bundle_cost(Bundle.open(bundle.path)))
+    assert costs[1] < costs[0] < 1
+    # Neither has anything left to do, whatever was found in between.
+    FakeRace.timed.clear()
+    again = tune(bundle.path, dataclasses.replace(PLAN, stages=stages))
+    assert again["winner"] == found["winner"]
+    assert FakeRace.timed == []
+
+
+@pytest.mark.parametrize("change", [{"fresh": True}, {"lengths": "5,19"}])
+def test_a_search_from_anew_starts_at_what_the_bundle_has(bundle, race, change):
+    race(by_parts)
+    tune(bundle.path, dataclasses.replace(PLAN, stages=("threads",)))
+    found = tune(bundle.path, dataclasses.replace(PLAN, stages=("spinning",), **change))
+    assert found["start"]["threads"] == 1
+    assert found["winner"] == {**found["start"], "spinning": False}
+    assert bundle_cost(Bundle.open(bundle.path)) == pytest.approx(0.45)
+
+
+def test_what_is_slower_in_all_is_not_written(bundle, race):
+    """Each step looks faster, the whole is slower."""
+    race(lambda request, manifest: 0.5 if request["threads"] == 1 else 1.0)
+    before = tune(bundle.path, dataclasses.replace(PLAN, stages=("threads",)))
+    race(lambda request, manifest: 1.0 if request["options"]["spinning"] else 0.5)
+    compare = tune_module._Search.compare
+    tune_module._Search.compare = lambda self, winner, start: {"gain": 0.56, "low": 0.5, "high": 0.6}
+    try:
+        found = tune(bundle.path, dataclasses.replace(PLAN, stages=("spinning",)))
+    finally:
+        tune_module._Search.compare = compare
+    assert found["winner"] == found["start"] == before["winner"]
+    assert found["gain"] == {"gain": 1.0, "low": 1.0, "high": 1.0}
+    assert (Bundle.open(bundle.path).manifest.tuning or {})["spinning"] is True
+
+
+def test_a_candidate_of_nan_is_refused_and_the_search_goes_on(bundle, race, one_precision, monkeypatch):
+    race(by_parts)
+    agreement = Variants.agreement
+
+    def nan(self, *key):
+        found = agreement(self, *key)
+        if key[2] == "fp32":
+            return found
+        comparison = dataclasses.replace(found.report.cases[0].comparison, max_abs=float("nan"))
+        cases = (dataclasses.replace(found.report.cases[0], comparison=comparison, passed=False),)
+        report = dataclasses.replace(found.report, cases=cases)
+        return dataclasses.replace(found, max_abs=float("nan"), min_cosine=float("nan"), report=report)
+
+    monkeypatch.setattr(Variants, "agreement", nan)
+    plan = dataclasses.replace(PLAN, min_cosine=0.9, stages=("precision", "threads"))
+    for _ in range(2):
+        found = tune(bundle.path, plan)
+        assert found["winner"]["threads"] == 1
+        assert (found["tried"][0]["verdict"], found["tried"][0]["max_abs"]) == (Verdict.PARITY, None)
+        json.dumps(found, allow_nan=False)
+
+
 def test_noise_keeps_the_bundle_as_it_is(bundle, race):
     race(lambda request, manifest: 1.0, noise=0.2)
     found = tune(bundle.path, dataclasses.replace(PLAN, stages=("layout", "threads", "spinning")))
@@ -238,7 +361,12 @@ def test_a_precision_within_the_limit_is_kept(bundle, race, one_precision):
     found = tune(bundle.path, TunePlan(lengths="4,20", threads=1, min_cosine=0.9, stages=("precision",)))
     assert found["winner"]["precision"] == "int8-dynamic"
     assert found["winner"]["lowering"] == "packed"
-    assert Bundle.open(bundle.path).manifest.precision == "int8-dynamic"
+    written = Bundle.open(bundle.path).manifest
+    assert written.precision == "int8-dynamic"
+    assert written.parity is not None
+    assert written.parity["passed"]
+    assert written.quantization is not None
+    assert written.quantization["batch_variance"] > 0
 
 
 def test_a_kill_loses_one_candidate(bundle, race):
@@ -386,13 +514,20 @@ def test_threads_that_this_machine_has_not_are_not_taken(bundle, monkeypatch):
     assert (found["threads"], found["spinning"]) == (None, True)
 
 
-def test_run_many_takes_the_tuned_schedule(bundle):
+def test_run_many_takes_the_tuned_schedule_within_the_limit(bundle, monkeypatch):
+    from tfx.runtime import session as session_module
     from tfx.runtime.schedule import Schedule
 
     schedule = {"workers": 1, "threads": 1, "batch_tokens": 77}
     session = Session(tuned(bundle, schedule=schedule), threads=1)
     found, _ = session._schedule_for(iter([]), None)
     assert found == Schedule(1, 1, 77)
+    two = tuned(bundle, schedule={"workers": 2, "threads": 1, "batch_tokens": 77})
+    monkeypatch.setattr(session_module, "default_threads", lambda: 4)
+    found, _ = Session(two)._schedule_for(iter([]), None)
+    assert found == Schedule(2, 1, 77)
+    found, _ = Session(two, threads=1)._schedule_for(iter([]), None)  # the caller's limit
+    assert found.workers * found.threads == 1
     many = {"workers": 512, "threads": 2, "batch_tokens": 77}
     session = Session(tuned(bundle, schedule=many), threads=1)
     found, _ = session._schedule_for(iter([]), None)

@@ -78,8 +78,8 @@ def test_what_was_found_is_on_disk_at_once(folder):
     # As after a kill: nothing was closed.
     again = TuneLog(folder, "a" * 64, {"cores": 2}, START)
     assert again.resumed == 1
-    assert again.find({"threads": 1}, {"threads": 2}) == ENTRY
-    assert again.find({"threads": 1}, {"threads": 3}) is None
+    assert again.of("threads") == [ENTRY]
+    assert again.of("layout") == []
     assert again.winner is None
     # Beside the bundle: what is inside of it is all listed.
     assert list(folder.iterdir()) == []
@@ -111,6 +111,37 @@ def test_a_log_in_the_bundle_is_gone_on_with(folder):
     assert TuneLog(folder, "d" * 64, {"cores": 2}, START, fresh=True).resumed == 0
     found = json.loads((folder / LOG_NAME).read_text())
     assert (found["base"], found["result"], found["finished"]) == ("a" * 64, "c" * 64, False)
+
+
+def test_the_entries_lead_from_the_last_winner_to_the_best(folder):
+    def entry(candidate, against, verdict):
+        return {**ENTRY, "candidate": {"threads": candidate}, "against": {"threads": against}, "verdict": verdict}
+
+    log = TuneLog(folder, "a" * 64, {"cores": 2}, START)
+    assert log.best == START
+    log.add(entry(1, 2, Verdict.FASTER))
+    log.add(entry(3, 2, Verdict.FASTER))  # against what is no longer the best
+    log.add(entry(4, 1, Verdict.SLOWER))
+    assert log.best == {"threads": 1}
+    (folder / LOG_NAME).write_text(log.text({"threads": 8}, "c" * 64, finished=True))
+    log.remove()
+    again = TuneLog(folder, "c" * 64, {"cores": 2}, START)
+    assert again.best == {"threads": 8}
+    again.add(entry(9, 8, Verdict.FASTER))
+    assert again.best == {"threads": 9}
+
+
+def test_numbers_that_are_not_finite_are_kept_as_null(folder):
+    log = TuneLog(folder, "a" * 64, {"cores": 2}, START)
+    log.add({**ENTRY, "min_cosine": float("nan"), "max_abs": float("inf"), "ratio": 0.5})
+    (kept,) = TuneLog(folder, "a" * 64, {"cores": 2}, START).tried
+    assert (kept["min_cosine"], kept["max_abs"], kept["ratio"]) == (None, None, 0.5)
+    assert log.tried == [kept]
+    # As Python may have written it.
+    content = {"format": 1, "base": "a" * 64, "setting": {"cores": 2}, "start": START}
+    log._path.write_text(json.dumps({**content, "tried": [{**ENTRY, "min_cosine": float("nan")}]}))
+    (kept,) = TuneLog(folder, "a" * 64, {"cores": 2}, START).tried
+    assert kept["min_cosine"] is None
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
