@@ -15,6 +15,12 @@ __all__ = ["Product", "Table", "Unit", "find_products", "find_tables", "opset_of
 _LEAST_WEIGHTS = 4096
 """Smaller matrices are left alone: they save nothing, and what surrounds the product costs more than it."""
 
+_MOVES = {
+    "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
+}  # fmt: skip
+"""Operators that give numbers they were given."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Product:
@@ -126,15 +132,29 @@ def _plain(node: ir.Node) -> bool:
 
 
 def find_tables(model: ir.Model) -> list[Table]:
-    """Lookups in constant float32 tables of the main graph, in order."""
+    """Lookups in constant float32 tables of the main graph, in order.
+
+    Tables of cosines and sines are left: 8 bits of an angle are felt at every position, and the tables are small.
+    """
     found = []
     for node in model.graph:
         if node.op_type != "Gather" or node.domain or node.attributes.get_int("axis", 0) != 0:
             continue
         weight = node.inputs[0]
-        if weight is not None and _matrix(weight):
+        if weight is not None and _matrix(weight) and not _turns(node.outputs[0]):
             found.append(Table(node, weight))
     return found
+
+
+def _turns(value: ir.Value) -> bool:
+    """Whether a rotary embedding has a value, moved about at most, for its cosines or sines."""
+    for node, index in value.uses():
+        if node.op_type == "RotaryEmbedding":
+            if index in ((2, 3) if node.domain else (1, 2)):  # (x, positions, cos, sin) or (x, cos, sin, positions)
+                return True
+        elif not node.domain and node.op_type in _MOVES and any(_turns(each) for each in node.outputs):
+            return True
+    return False
 
 
 def units(products: Iterable[Product]) -> list[Unit]:

@@ -6,8 +6,9 @@ None of the ways looks beyond one token, so a vector does not depend on what sha
   channels are evened out first (SmoothQuant, arXiv 2211.10438): divided by a vector that goes into the weights.
 - ``token``: a scale per token, its largest magnitude over 127.
 - ``shifted``: for what comes out of a GELU or a ReLU, which is hardly ever negative. All 255 steps go to the positive
-  side: with ``z = floor(255 c / (max + c))``, 255 at most, and ``s = c / z`` the shift ``s z`` is the same ``c`` for all
-  tokens, so that what it adds to the product, ``c`` times the sums of the columns, is a constant and goes into the bias.
+  side: with ``z = floor(255 c / (max + c))``, 255 at most, and ``s = c / z`` the shift ``s z`` is the same ``c`` for
+  all tokens, so that what it adds to the product, ``c`` times the sums of the columns, is a constant and goes into the
+  bias.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from .products import Product
 if TYPE_CHECKING:
     from .writing import Writer
 
-__all__ = ["NORMS", "fold"]
+__all__ = ["NORMS", "fold", "normed_by"]
 
 NORMS = {
     ("", "LayerNormalization"): 2,
@@ -24,6 +24,12 @@ NORMS = {
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): 1,
 }
 """Norms, by (domain, operator), and how many vectors scale and shift their result."""
+
+
+def normed_by(x: ir.Value) -> ir.Node | None:
+    """The norm whose result a value is. The sum that a norm with a skip gives, too, is none: it has no bound."""
+    node = x.producer()
+    return node if node is not None and (node.domain, node.op_type) in NORMS and x is node.outputs[0] else None
 
 
 def fold(writer: Writer, x: ir.Value, products: Sequence[Product], smooth: np.ndarray | None) -> bool:
@@ -38,8 +44,8 @@ def fold(writer: Writer, x: ir.Value, products: Sequence[Product], smooth: np.nd
     Returns:
         Whether it has been done.
     """
-    node = x.producer()
-    if smooth is None or node is None or (node.domain, node.op_type) not in NORMS or x.is_graph_output():
+    node = normed_by(x)
+    if smooth is None or node is None or x.is_graph_output():
         return False
     readers = {product.node for product in products if product.x is x}
     if any(user not in readers for user, _ in x.uses()):

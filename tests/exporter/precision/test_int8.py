@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tfx.errors import ParityError
 from tfx.exporter import pipeline
 from tfx.exporter.capture import capture
 from tfx.exporter.precision import PrecisionReport, apply_precision, int8, products
@@ -159,3 +160,13 @@ def test_what_harms_is_kept_with_all_that_shares_it(monkeypatch: pytest.MonkeyPa
     assert len(nodes_of(copy, "MatMul")) == 3 + 1  # and the sum over tokens
     assert [each["where"] for each in report.kept] == [harmful.products[0].node.name]
     assert report.kept[0]["reason"] == "costs 0.5 of cosine"
+
+
+def test_below_what_is_promised_nothing_is_changed(monkeypatch: pytest.MonkeyPatch):
+    """As where the tables alone, which no choice of layers leaves out, cost too much."""
+    source, model = lowered()
+    monkeypatch.setattr(int8, "agreement", lambda found, wanted: Agreement(0.981, 0.95))
+    copy = model.clone()
+    with pytest.raises(ParityError, match=r"smallest cosine .* is 0\.981, .* 0\.95, wanted 0\.995 and 0\.97; 8 of 8 "):
+        apply_precision(copy, "int8", samples_of(source, 4), target=get("cpu"))
+    assert list(weights(copy)) == list(weights(model))
