@@ -170,7 +170,9 @@ def export(
         return
     size = sum(entry["bytes"] for entry in manifest["files"].values())
     model = manifest["model"]
-    click.echo(f"{out}: {_sized(size)}, target {target}, opset {model['opset']}, IR {model['ir_version']}")
+    click.echo(
+        f"{out}: {_sized(size)}, target {target}, {manifest['layout']}, opset {model['opset']}, IR {model['ir_version']}"
+    )
     click.echo(f"found {_listed(manifest['counts'])}")
     _refusals(manifest["refusals"])
     if "quantization" in manifest:
@@ -317,6 +319,9 @@ def inspect(path: Path, expect: dict[str, int] | None, as_json: bool) -> None:
 
 def _describe(path: Path, found: Mapping[str, Any]) -> None:
     click.echo(f"{path}: {found['nodes']} nodes, {_sized(found['bytes'])}, IR {found['ir_version']}")
+    if "bundle" in found:
+        made = found["bundle"]
+        click.echo(f"bundle    for {made['target']}, {made['precision']}, {made['layout']}")
     click.echo("domains   " + ", ".join(f"{domain} {version}" for domain, version in found["domains"].items()))
     click.echo(f"canonical {_listed(found['canonical'])}")
     if "raisable" in found and found["raisable"] != found["canonical"]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..errors import BundleError
+from ..errors import BundleError, InputError
 from ..runtime.external import check_external_data
 from ..runtime.parity import ParityReport
 from ..runtime.signals import sigterm_raises
@@ -103,6 +103,8 @@ def optimize(
     check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
     profile = _open(profile, foreign)
+    if layout == "padded" and any(node.op_type == "SequenceInsert" for node in nodes(model)):
+        raise InputError(f"{source}: packed token by token already; padded positions cannot be had back from it")
     apply_layout(model, layout or "padded", profile, specs, report.refusals)
     lower_model(model, profile, report, opset=opset)
     for _ in range(_ROUNDS):

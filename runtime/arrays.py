@@ -42,7 +42,10 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise MachineError(f"{path}: its arrays do not fit into memory: {error}") from error
     except Exception as error:
         # zipfile, zlib, lzma and the parser of .npy headers each raise kinds of their own for damaged bytes.
-        raise InputError(f"{path}: not an .npz of plain arrays: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        if "pickled" in said:  # what numpy says of any file that it does not know
+            raise InputError(f"{path}: not an .npz of plain arrays") from error
+        raise InputError(f"{path}: not an .npz of plain arrays: {said}") from error
     for name, values in arrays.items():
         if not isinstance(values, np.ndarray):  # numpy hands other members out as bytes
             raise InputError(f"{path}: not an .npz of plain arrays: {name} is no array")

@@ -142,12 +142,12 @@ def _identity(plan: EmbedPlan, bundle: Bundle, rows: int) -> dict[str, Any]:
     import onnxruntime
 
     manifest = bundle.manifest
+    text_encoder(bundle)  # there has to be one
     if manifest.pooling is None:
         raise BundleError(f"{bundle.path}: has no pooling, so a text has no one vector; export it with --pooling mean")
     output = next(spec for spec in manifest.outputs if spec.name == manifest.pooling["output"])
     if len(output.shape) != 2 or not isinstance(output.shape[1], int):
         raise BundleError(f"{bundle.path}: {output.name} has the shape {output.shape}, wanted one vector per text")
-    text_encoder(bundle)  # there has to be one
     return {
         "input_sha256": sha256_file(plan.source),
         "column": plan.column,

@@ -79,7 +79,7 @@ PRECISIONS: dict[str, Precision] = {
             "float32 throughout",
             "the source's numbers",
             "4 bytes a weight",
-            ("cpu", "cuda", "web", "portable"),
+            ("cpu", "cuda", "portable"),
             attention=True,
         ),
         Precision(
@@ -87,7 +87,7 @@ PRECISIONS: dict[str, Precision] = {
             "weights, products and activations in float16; softmax, large norms and what would overflow in float32",
             "half the bytes; on a GPU the speed of its tensor cores",
             "three digits instead of seven; nothing gained on a CPU",
-            ("cuda", "web"),
+            ("cuda",),
             module="fp16",
             attention=True,
         ),

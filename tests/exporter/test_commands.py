@@ -50,7 +50,7 @@ def test_export_says_what_it_made(tfx: Call) -> None:
     result = tfx("export", *SIZES, "--target", "portable", "--opset", 20, "--out", "mine")
     assert (result.exit_code, result.stderr) == (0, "")
     first, found, verified, seconds = result.stdout.splitlines()
-    assert first.startswith("mine: ") and first.endswith("kB, target portable, opset 20, IR 9")
+    assert first.startswith("mine: ") and first.endswith("kB, target portable, padded, opset 20, IR 9")
     assert found == "found attention 2, layer_norm 4, gelu 2"
     assert verified.startswith("verified on 16 cases: max abs ") and verified.endswith(", on cpu")
     assert seconds.endswith(" s")

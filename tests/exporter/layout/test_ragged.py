@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import tfx
+from tfx.errors import InputError
 from tfx.exporter import targets
 from tfx.exporter.capture import capture
 from tfx.exporter.guards import Refuse
@@ -334,3 +335,11 @@ def test_a_mask_that_says_what_is_ignored():
             expected = source.call({"input_ids": torch.tensor(ids), "padding_mask": torch.tensor(mask == 0)})["y"]
         (found,) = run.run(None, {"input_ids": ids, "padding_mask": mask == 0})
         assert np.abs(found - expected.numpy())[mask != 0].max() < 5e-6
+
+
+def test_a_packed_file_is_not_padded_again(tmp_path):
+    model = ragged(routes.source(ROWS["reference post"]))
+    ir.save(model, tmp_path / "ragged.onnx")
+    with pytest.raises(InputError, match="packed token by token already"):
+        tfx.optimize(tmp_path / "ragged.onnx", tmp_path / "out.onnx", layout="padded")
+    assert not (tmp_path / "out.onnx").exists()
