@@ -170,9 +170,8 @@ def export(
         return
     size = sum(entry["bytes"] for entry in manifest["files"].values())
     model = manifest["model"]
-    click.echo(
-        f"{out}: {_sized(size)}, target {target}, {manifest['layout']}, opset {model['opset']}, IR {model['ir_version']}"
-    )
+    form = f"target {target}, {manifest['layout']}, opset {model['opset']}, IR {model['ir_version']}"
+    click.echo(f"{out}: {_sized(size)}, {form}")
     click.echo(f"found {_listed(manifest['counts'])}")
     _refusals(manifest["refusals"])
     if "quantization" in manifest:
