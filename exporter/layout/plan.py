@@ -211,7 +211,9 @@ class Plan:
         those who want it.
         """
         fills: dict[ir.Value, float] = {}
-        for node in self.behind:
+        for node in self.graph:  # in its order: the same source gives the same file
+            if node not in self.behind:
+                continue
             for value in node.outputs:
                 users = [user for user, at in value.uses() if self.outside(user, at)]
                 if value.is_graph_output() or users:
