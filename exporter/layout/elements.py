@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..guards import fixed
+from .steps import ints_of
 
 __all__ = ["Elements", "Index", "Interval"]
 
@@ -132,7 +133,7 @@ class Elements:
         return Interval(min(yes.low, no.low), max(yes.high, no.high))
 
     def _unsqueeze(self, node: ir.Node, index: tuple[Index, ...], depth: int) -> Interval:
-        axes = _ints(node, 1)
+        axes = ints_of(node, 1)
         if axes is None:
             return _ANY
         dropped = {axis % len(index) for axis in axes}
@@ -167,8 +168,8 @@ class Elements:
         return self.at(node.inputs[0], inner, depth)
 
     def _slice(self, node: ir.Node, index: tuple[Index, ...], depth: int) -> Interval:
-        starts, steps = _ints(node, 1), _ints(node, 4) if len(node.inputs) > 4 else [1]
-        axes = _ints(node, 3) if len(node.inputs) > 3 else None
+        starts, steps = ints_of(node, 1), ints_of(node, 4) if len(node.inputs) > 4 else [1]
+        axes = ints_of(node, 3) if len(node.inputs) > 3 else None
         if starts is None or steps is None or any(step != 1 for step in steps) or any(start < 0 for start in starts):
             return _ANY
         inner = list(index)
@@ -255,11 +256,6 @@ def _shifted(place: Index, by: int) -> Index:
         return place + by
     name, offset = (place, 0) if isinstance(place, str) else place
     return name, offset + by
-
-
-def _ints(node: ir.Node, at: int) -> list[int] | None:
-    tensor = fixed(node.inputs[at]) if len(node.inputs) > at else None
-    return None if tensor is None else [int(i) for i in tensor.numpy().reshape(-1)]
 
 
 def _whole(number: float | None) -> bool:

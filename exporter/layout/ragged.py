@@ -23,13 +23,12 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from ..guards import Refuse
 from ..shapes import infer_shapes
 from .plan import MaskInput, PackedAttention, Plan
 from .sequences import attend
-from .steps import ints_of
+from .steps import ints_of, named
 from .tokens import PADDED, TOKENS, Builder, Tokens
-from .views import POSITION, ROW, View
+from .views import POSITION, ROW, Atom, View
 
 __all__ = ["to_ragged"]
 
@@ -82,7 +81,7 @@ def _unpack(plan: Plan, value: ir.Value, packed: ir.Value, fill: float, tokens: 
     parts = [tokens.sizes[plan.axes.batch], tokens.sizes[plan.axes.sequence]]
     shape = op("Concat", *parts, *([op.ints(*rest)] if rest else []), shape=[2 + len(rest)], axis=0)
     padded = op("Reshape", flat, shape, shape=[plan.axes.batch, plan.axes.sequence, *rest])
-    padded = _placed(op, padded, view, value)
+    padded = _placed(op, padded, view)
     padded.dtype, padded.shape = value.dtype, value.shape
     for user, at in [(user, at) for user, at in value.uses() if plan.outside(user, at)]:
         user.replace_input_with(at, padded)
@@ -94,18 +93,10 @@ def _unpack(plan: Plan, value: ir.Value, packed: ir.Value, fill: float, tokens: 
                 plan.graph.outputs[at] = padded
 
 
-def _placed(op: Builder, padded: ir.Value, view: View, value: ir.Value) -> ir.Value:
-    """(batch, sequence, rest...) -> the axes of the padded value; merged ones cannot be outputs of a region."""
-    order: list[int] = []
-    for i, axis in enumerate(view.axes):
-        if axis == (ROW,):
-            order.append(0)
-        elif axis == (POSITION,):
-            order.append(1)
-        elif view.plain(i):
-            order.append(1 + view.packed(i))
-        else:
-            raise Refuse(f"{value.name} has rows or positions merged with other axes, wanted them apart", value)
+def _placed(op: Builder, padded: ir.Value, view: View) -> ir.Value:
+    """(batch, sequence, rest...) -> the axes of the padded value; the plan has seen that none are merged."""
+    fronts: dict[tuple[Atom, ...], int] = {(ROW,): 0, (POSITION,): 1}
+    order = [fronts.get(axis, 1 + view.packed(i)) for i, axis in enumerate(view.axes)]
     return padded if order == sorted(order) else op("Transpose", padded, perm=order)
 
 
@@ -163,8 +154,7 @@ class _Writer:
         assert view is not None
         op, rest = self._op, view.rest
         row, place = view.place(ROW), view.place(POSITION)
-        if row is None or place is None:
-            raise Refuse(f"{value.name} has rows or positions merged with other axes, wanted them apart", value)
+        assert row is not None and place is not None  # the plan has seen to it
         order = [row, place, *(axis for axis in range(len(view.axes)) if view.plain(axis))]
         if order != sorted(order):
             value = op("Transpose", value, perm=order)
@@ -190,16 +180,16 @@ class _Writer:
             index = self._tokens.row if view.axes[taken[0] + offset] == (ROW,) else self._tokens.position
             order = [*taken, *(i for i in range(len(sizes)) if i not in taken)]
             if order != sorted(order):
-                value = op("Transpose", value, shape=_named([sizes[i] for i in order]), perm=order)
+                value = op("Transpose", value, shape=named([sizes[i] for i in order]), perm=order)
                 gone = [order.index(i) for i in gone]
                 sizes = [sizes[i] for i in order]
         if gone:
-            kept = _named([size for i, size in enumerate(sizes) if i not in gone])
+            kept = named([size for i, size in enumerate(sizes) if i not in gone])
             value = op("Squeeze", value, op.ints(*gone), shape=kept)
         if index is None:
             return value
         assert value.shape is not None
-        rest = _named(list(value.shape)[1:])
+        rest = named(list(value.shape)[1:])
         picked = op("Gather", value, index, shape=[TOKENS, *rest], axis=0)
         wide = len(view.rest) - len(rest)
         if wide:
@@ -226,7 +216,3 @@ class _Writer:
 def _reshaped(node: ir.Node) -> ir.Shape | None:
     sizes = ints_of(node, 1)
     return None if sizes is None else ir.Shape([TOKENS if size < 1 else size for size in sizes])
-
-
-def _named(shape: Sequence[Any]) -> list[int | str]:
-    return [size if isinstance(size, int) else str(size) for size in shape]

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..guards import attributes_of
+from .steps import named
 from .tokens import KEYS, LENGTH, SEQUENCES, TOKENS, Builder, Tokens
 
 __all__ = ["attend"]
@@ -149,20 +150,16 @@ def _cut_bias(
     batch, heads, queries, keys = bias.shape
     if batch != 1:
         row = op("Gather", tokens.rows, one, shape=[1], axis=0)
-        bias = op("Gather", bias, row, shape=[1, *_named([heads, queries, keys])], axis=0)
+        bias = op("Gather", bias, row, shape=[1, *named([heads, queries, keys])], axis=0)
     for axis, begin, length, size in ((3, key_start, KEYS, keys), (2, start, LENGTH, queries)):
         if size == 1:
             continue
         places = op("Slice", tokens.position, begin, end, op.ints(0), shape=[length])
         assert bias.shape is not None
-        shape = _named(list(bias.shape))
+        shape = named(list(bias.shape))
         shape[axis] = length
         bias = op("Gather", bias, places, shape=shape, axis=axis)
     return bias
-
-
-def _named(shape: list[Any]) -> list[int | str]:
-    return [size if isinstance(size, int) else str(size) for size in shape]
 
 
 def _width(x: ir.Value) -> int:

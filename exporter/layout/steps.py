@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..guards import fixed
 from .views import Axes, View
 
-__all__ = ["Rule", "Step", "Views", "Writer", "alone", "fits", "ints_of"]
+__all__ = ["Rule", "Step", "Views", "Writer", "alone", "fits", "ints_of", "named"]
 
 
 class Writer(Protocol):
@@ -91,3 +91,8 @@ def ints_of(node: ir.Node, at: int) -> list[int] | None:
     """The numbers of a constant input; ``None`` where it is missing or computed."""
     tensor = fixed(node.inputs[at]) if len(node.inputs) > at else None
     return None if tensor is None else [int(i) for i in np.asarray(tensor.numpy()).reshape(-1)]
+
+
+def named(shape: Iterable[Any]) -> list[int | str]:
+    """Sizes as a new shape takes them: symbols by their names."""
+    return [size if isinstance(size, int) else str(size) for size in shape]

@@ -143,23 +143,18 @@ class Tokens:
         return self._op("Div", self.index, self.sequence, shape=[TOKENS], name="row")
 
     @functools.cached_property
-    def _rows(self) -> ir.Value:
+    def rows(self) -> ir.Value:
         """The rows that have tokens, int64 (sequences,)."""
         op = self._op
         where = op("NonZero", self._counted, shape=[1, SEQUENCES])
         return op("Squeeze", where, op.ints(0), shape=[SEQUENCES], name="rows")
 
     @functools.cached_property
-    def rows(self) -> ir.Value:
-        """See ``_rows``."""
-        return self._rows
-
-    @functools.cached_property
     def _lengths(self) -> ir.Value:
         """Tokens of each row that has some, int64 (sequences,)."""
         op = self._op
         counted = self._count(self._kept) if self.first else self._counted
-        return op("Gather", counted, self._rows, shape=[SEQUENCES], name="lengths")
+        return op("Gather", counted, self.rows, shape=[SEQUENCES], name="lengths")
 
     @functools.cached_property
     def ends(self) -> ir.Value:
@@ -178,13 +173,13 @@ class Tokens:
         op = self._op
         if not self.first:
             return self.starts
-        attended = op("Gather", self._counted, self._rows, shape=[SEQUENCES])
+        attended = op("Gather", self._counted, self.rows, shape=[SEQUENCES])
         return op("Sub", self.ends, attended, shape=[SEQUENCES], name="key_starts")
 
     @functools.cached_property
     def count(self) -> ir.Value:
         """How many rows have tokens, int64, 0-d."""
-        return self._op("Size", self._rows, shape=[], name="sequences")
+        return self._op("Size", self.rows, shape=[], name="sequences")
 
     @functools.cached_property
     def _longest(self) -> ir.Value:

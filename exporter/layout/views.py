@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["POSITION", "ROW", "Axes", "View"]
+__all__ = ["POSITION", "ROW", "Atom", "Axes", "View"]
 
 ROW, POSITION = "row", "position"
 
