@@ -1,0 +1,22 @@
+/* How a function reports what went wrong. */
+#ifndef TFX_ERROR_H
+#define TFX_ERROR_H
+
+#include "tfx.h"
+
+#if defined(__GNUC__) || defined(__clang__)
+#define TFX_PRINTF(text, rest) __attribute__((format(printf, text, rest)))
+#else
+#define TFX_PRINTF(text, rest)
+#endif
+
+/*
+ * Write the message (cut to what tfx_error holds, at a whole character, control characters made spaces) unless
+ * `error` is NULL, and return `status`: `return tfx_fail(error, TFX_INPUT, "%s: missing", name);`
+ */
+tfx_status tfx_fail(tfx_error *error, tfx_status status, const char *format, ...) TFX_PRINTF(3, 4);
+
+/* The one failure for memory that ran out: TFX_MACHINE, "out of memory". */
+tfx_status tfx_no_memory(tfx_error *error);
+
+#endif
