@@ -4,6 +4,7 @@
 #   PYTHON=python3.12     the interpreter that makes .venv
 #   PIP_FLAGS=...         e.g. --extra-index-url https://download.pytorch.org/whl/cpu for the small torch wheel
 #   PYTEST_FLAGS=...      in place of one process per core
+#   TFX_APPS=required     fail, not skip, where a compiler, Node or a browser for the apps is missing
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ PYTEST_FLAGS ?= -n auto --dist loadfile
 BIN := $(VENV)/bin
 DEMO := build/demo-model
 
-.PHONY: demo test zoo lint types unit format clean
+.PHONY: demo test zoo apps lint types unit format clean
 
 demo: $(VENV)/.installed-export
 	mkdir -p $(dir $(DEMO))
@@ -26,6 +27,10 @@ test: lint types unit
 zoo: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/coverage.py --no-peers --jobs 2
 
+# What the apps in other languages are built and checked with; it says what it cannot have.
+apps: $(VENV)/.installed-dev
+	tests/apps/install.sh $(BIN)/python
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,7 +40,7 @@ types: $(VENV)/.installed-dev
 	mkdir -p build/types && ln -sfn ../.. build/types/tfx
 	$(BIN)/basedpyright
 
-unit: $(VENV)/.installed-dev
+unit: $(VENV)/.installed-dev apps
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 format: $(VENV)/.installed-dev

