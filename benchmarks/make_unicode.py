@@ -293,7 +293,116 @@ def javascript() -> str:
     return text + numbers_36(packed) + ";\n" + JS_TAIL
 
 
-FILES = {APPS / "js" / "unicode_data.mjs": javascript}
+def compositions(decomposed: dict[int, str]) -> list[tuple[int, int, int]]:
+    """Ask which two code points NFC makes one of: first, second, composite. Hangul syllables are left out.
+
+    Args:
+        decomposed: what NFD makes of each code point.
+    """
+    nfc = normalizers.NFC().normalize_str
+    apart = {made for point, made in decomposed.items() if point not in HANGUL}
+    firsts = {nfc(made[:size]) for made in apart for size in range(1, len(made) + 1)}
+    seconds = {mark for made in apart for mark in made[1:]}
+    found = []
+    for first in sorted(firsts):
+        for second in sorted(seconds):
+            if len(first) == 1 and len(made := nfc(first + second)) == 1:
+                found.append((ord(first), ord(second), ord(made)))
+    return found
+
+
+def decomposition_runs(decomposed: dict[int, str]) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+    """Join decompositions of one length whose code points follow each other.
+
+    Returns:
+        First and last code point of each run, code points that each of them becomes, and where in the pool the first
+        one's begin; the pool.
+    """
+    runs: list[tuple[int, int, int, int]] = []
+    pool: list[int] = []
+    for point, made in sorted(decomposed.items()):
+        if runs and runs[-1][1] == point - 1 and runs[-1][2] == len(made):
+            runs[-1] = (runs[-1][0], point, *runs[-1][2:])
+        else:
+            runs.append((point, point, len(made), len(pool)))
+        pool += map(ord, made)
+    return runs, pool
+
+
+C_HEAD = """\
+/*
+ * Made by benchmarks/make_unicode.py from the Python package tokenizers {version}; not edited by hand.
+ *
+ * What the Rust `tokenizers` takes a code point for; unicode.c reads the tables, unicode.h says what they mean.
+ */
+#ifndef TFX_UNICODE_DATA_H
+#define TFX_UNICODE_DATA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* clang-format off */
+"""
+
+
+def c_table(name: str, rows: Iterable[Iterable[int]], columns: int) -> str:
+    """Write `static const uint32_t NAME[][columns]`, or a flat one for a single column."""
+    words = [",".join(str(number) for number in row) for row in rows]
+    if columns > 1:
+        words = ["{" + word + "}" for word in words]
+    lines, line = [], ""
+    for word in words:
+        if len(line) + len(word) + 1 > 118:
+            lines.append(line)
+            line = ""
+        line += word + ","
+    size = f"[][{columns}]" if columns > 1 else "[]"
+    return f"static const uint32_t {name}{size} = {{\n" + "\n".join([*lines, line]) + "\n};\n"
+
+
+def c_header() -> str:
+    """Return the text of unicode_data.h."""
+    classes, maps, ranks = ask()
+    canonical = {point: made for point, made in maps["nfd"].items() if point not in HANGUL}
+    compatible = {point: made for point, made in maps["nfkd"].items() if maps["nfd"].get(point) != made}
+    text = C_HEAD.format(version=tokenizers.__version__)
+    text += "\n/* Classes: first and last code point of each range. */\n"
+    for name, points in classes.items():
+        text += c_table(f"TFX_{name.upper()}", ranges(points), 2)
+    text += "\n/* The same for code points below 128, as bits; rows in the order of tfx_class. */\n"
+    text += f"static const uint64_t TFX_ASCII[{len(classes)}][2] = {{\n"
+    for points in classes.values():
+        low, high = (sum(1 << (point - start) for point in points if start <= point < start + 64) for start in (0, 64))
+        text += f"{{0x{low:016x}, 0x{high:016x}}},\n"
+    text += "};\n\n/* The tables of the classes, likewise. */\n"
+    text += f"static const struct {{ const uint32_t (*ranges)[2]; size_t count; }} TFX_CLASSES[{len(classes)}] = {{\n"
+    for name in map(str.upper, classes):
+        text += f"{{TFX_{name}, sizeof TFX_{name} / sizeof *TFX_{name}}},\n"
+    text += "};\n"
+    text += "\n/* Lowercase: first and last, step between them, and what is added to each (modulo 2^32). */\n"
+    lower = [(first, last, step, added % 2**32) for first, last, step, added in lower_runs(maps["lower"])]
+    text += c_table("TFX_LOWER", lower, 4)
+    text += "\n/* Ranks of canonical combining classes other than 0: first, last, rank. */\n"
+    ranked: list[tuple[int, int, int]] = []
+    for point, rank in sorted(ranks.items()):
+        if ranked and ranked[-1][1:] == (point - 1, rank):
+            ranked[-1] = (ranked[-1][0], point, rank)
+        else:
+            ranked.append((point, point, rank))
+    text += f"#define TFX_MOST_RANK {max(ranks.values())}\n" + c_table("TFX_RANK", ranked, 3)
+    for name, about, decomposed in (
+        ("CANONICAL", "NFD without Hangul syllables", canonical),
+        ("COMPATIBLE", "NFKD, where it is not NFD", compatible),
+    ):
+        runs, pool = decomposition_runs(decomposed)
+        text += f"\n/* {about}: first, last, how many each becomes, and where the first's begin. */\n"
+        text += c_table(f"TFX_{name}", runs, 4) + c_table(f"TFX_{name}_POOL", [(point,) for point in pool], 1)
+    text += "\n/* Composition without Hangul syllables: first, second, composite. */\n"
+    text += c_table("TFX_COMPOSED", compositions(maps["nfd"]), 3)
+    return text + "\n/* clang-format on */\n#endif\n"
+
+
+FILES = {APPS / "js" / "unicode_data.mjs": javascript, APPS / "c" / "src" / "unicode_data.h": c_header}
 
 
 @click.command(help=(__doc__ or "").split("\n", 1)[0])
