@@ -67,9 +67,9 @@ const char *tfx_dtype_name(tfx_dtype dtype);
 typedef struct tfx_tensor {
     const char *name;
     tfx_dtype dtype;
-    size_t rank;                  /* at most TFX_MAX_RANK */
-    int64_t shape[TFX_MAX_RANK];  /* the first `rank` count */
-    void *data;                   /* the product of the shape, values of `dtype` */
+    size_t rank;                 /* at most TFX_MAX_RANK */
+    int64_t shape[TFX_MAX_RANK]; /* the first `rank` count */
+    void *data;                  /* the product of the shape, values of `dtype` */
 } tfx_tensor;
 
 /* Number of values: the product of the shape. */
@@ -105,7 +105,7 @@ typedef struct tfx_spec {
     const char *role; /* of inputs: "token_ids", "attention_mask", ... as the manifest has it; of outputs: "output" */
     tfx_dtype dtype;  /* of the graph; float16 outputs are handed over as float32 */
     size_t rank;
-    int64_t shape[TFX_MAX_RANK]; /* a size, or -1 where the axis has a name */
+    int64_t shape[TFX_MAX_RANK];    /* a size, or -1 where the axis has a name */
     const char *axes[TFX_MAX_RANK]; /* the axis' name ("batch", "sequence"), NULL where it has a size */
     int64_t limit;                  /* exclusive upper bound of integer values, 0 where none is known */
 } tfx_spec;
@@ -120,12 +120,12 @@ typedef struct tfx_info {
     const char *provider;  /* "cpu" */
     const char *precision; /* "fp32", "int8", ... */
     const char *target;
-    const char *layout;   /* "padded" or "ragged" */
-    int64_t max_length;   /* longest sequence in tokens that texts are cut to, -1 for no limit */
-    int64_t pad_id;       /* token id that pads a batch */
-    int64_t dimension;    /* values of one vector, 0 without pooling or where the manifest does not say */
-    const char *pooled;   /* name of the output with one vector per text, NULL without pooling */
-    bool tokenizer;       /* whether the bundle takes text */
+    const char *layout; /* "padded" or "ragged" */
+    int64_t max_length; /* longest sequence in tokens that texts are cut to, -1 for no limit */
+    int64_t pad_id;     /* token id that pads a batch */
+    int64_t dimension;  /* values of one vector, 0 without pooling or where the manifest does not say */
+    const char *pooled; /* name of the output with one vector per text, NULL without pooling */
+    bool tokenizer;     /* whether the bundle takes text */
     const tfx_spec *inputs;
     size_t input_count;
     const tfx_spec *outputs;
@@ -226,8 +226,8 @@ typedef struct tfx_report {
     char precision[32];
     char target[32];
     char layout[32];
-    double max_abs;    /* worst over outputs and vectors */
-    double min_cosine; /* worst over outputs and vectors */
+    double max_abs;              /* worst over outputs and vectors */
+    double min_cosine;           /* worst over outputs and vectors */
     double tolerance_max_abs;    /* allowed; NaN for any */
     double tolerance_min_cosine; /* wanted; NaN for any */
     tfx_stage stages[TFX_STAGES];

@@ -4,17 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Make the line printable: no control characters, and no character cut in two at its end. */
-static void clean(char *message, size_t size) {
-    size_t length = strlen(message);
-    if (length == size - 1) {
-        size_t start = length;
-        while (start > 0 && length - start < 4 && ((unsigned char)message[start - 1] & 0xC0) == 0x80) {
-            start--;
-        }
-        if (start > 0 && ((unsigned char)message[start - 1] & 0x80) != 0) {
-            message[start - 1] = '\0';
-        }
+#include "file.h"
+
+/* Make the line printable: valid UTF-8 even where it was cut inside a character, and no control characters. */
+static void clean(char *message) {
+    const size_t length = strlen(message);
+    for (size_t place = 0; (place += tfx_utf8_check(message + place, length - place)) < length;) {
+        message[place] = '?';
     }
     for (char *c = message; *c != '\0'; c++) {
         if ((unsigned char)*c < 0x20 || *c == 0x7F) {
@@ -25,13 +21,15 @@ static void clean(char *message, size_t size) {
 
 tfx_status tfx_fail(tfx_error *error, tfx_status status, const char *format, ...) {
     if (error != NULL) {
+        char message[sizeof error->message]; /* an argument may be the message that is there */
         va_list arguments;
         va_start(arguments, format);
-        if (vsnprintf(error->message, sizeof error->message, format, arguments) < 0) {
-            error->message[0] = '\0';
+        if (vsnprintf(message, sizeof message, format, arguments) < 0) {
+            message[0] = '\0';
         }
         va_end(arguments);
-        clean(error->message, sizeof error->message);
+        clean(message);
+        memcpy(error->message, message, sizeof message);
     }
     return status;
 }

@@ -19,4 +19,13 @@ tfx_status tfx_fail(tfx_error *error, tfx_status status, const char *format, ...
 /* The one failure for memory that ran out: TFX_MACHINE, "out of memory". */
 tfx_status tfx_no_memory(tfx_error *error);
 
+/* Return from the calling function with the status of `call` unless it is TFX_OK. */
+#define TFX_TRY(call)                                                                                                  \
+    do {                                                                                                               \
+        const tfx_status tfx_status_ = (call);                                                                         \
+        if (tfx_status_ != TFX_OK) {                                                                                   \
+            return tfx_status_;                                                                                        \
+        }                                                                                                              \
+    } while (0)
+
 #endif
