@@ -102,7 +102,8 @@ def export(
     live = bounded(live, model)
     model.metadata_props.clear()
     step("recording")
-    golden = record(live)
+    encoder = _encoder(live)
+    golden = record(live, encoder=encoder)
     step("raising")
     report = raise_model(model)
     check_counts(report.counts, live.expected or {} if expect is None else expect)
@@ -112,7 +113,7 @@ def export(
     samples, quantized = Calibration([], ""), None
     if kind.module:
         step("calibrating")
-        samples = calibrate(live.inputs, calibration, encoder=_encoder(live), max_length=live.max_length)
+        samples = calibrate(live.inputs, calibration, encoder=encoder, max_length=live.max_length)
         quantized = apply_precision(model, precision, samples.feeds, target=profile)
         quantized.calibration["source"] = samples.source
     passes.CheckerPass()(model)

@@ -1,7 +1,8 @@
 """The golden: feeds and the source's outputs, recorded at export, kept in ``golden.safetensors``.
 
 Tensors are named ``<case id>/inputs/<name>`` and ``<case id>/outputs/<name>``; the list of cases is JSON under
-the key ``cases`` of the file's metadata.
+the key ``cases`` of the file's metadata. An entry with ``texts`` has one text per row, whose tokens, right padded, are
+the case's inputs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class GoldenCase:
         pattern: mask pattern that made the feeds.
         inputs: feeds by input name.
         outputs: the source's outputs by output name.
+        texts: what the rows of ``inputs`` were tokenized from, one per row; none where the feeds are random.
     """
 
     id: str
@@ -47,13 +49,14 @@ class GoldenCase:
     pattern: str
     inputs: Mapping[str, np.ndarray]
     outputs: Mapping[str, np.ndarray]
+    texts: tuple[str, ...] = ()
 
 
 def save_golden(path: Path, cases: Sequence[GoldenCase]) -> None:
     """Write the cases to a safetensors file.
 
     Raises:
-        BundleError: no cases, a case without inputs or outputs, a repeated id or an id with ``/``.
+        BundleError: no cases, a case without inputs or outputs, a repeated id or an id with ``/``, or wrong texts.
     """
     from safetensors.numpy import save_file
 
@@ -66,9 +69,11 @@ def save_golden(path: Path, cases: Sequence[GoldenCase]) -> None:
             for name, values in arrays.items():
                 # safetensors writes the buffer as it lies: a transposed view would be stored scrambled.
                 tensors[f"{case.id}/{kind}/{name}"] = np.asarray(values, order="C")
-    entries = [
-        {"id": case.id, "batch": case.batch, "sequence": case.sequence, "pattern": case.pattern} for case in cases
-    ]
+    entries: list[dict[str, Any]] = []
+    for case in cases:
+        entry = {"id": case.id, "batch": case.batch, "sequence": case.sequence, "pattern": case.pattern}
+        texts = _texts(case.texts, case.batch, f"{path.name}: case {case.id}: texts")
+        entries.append({**entry, "texts": texts} if texts else entry)
     save_file(tensors, path, metadata={"cases": json.dumps(entries)})
     # safetensors makes its file for its owner alone; a bundle is often read by another user than made it.
     mask = os.umask(0)
@@ -130,16 +135,29 @@ def _entries(listing: str | None, name: str) -> list[dict[str, Any]]:
     for i, value in enumerate(fields.array(parsed, f"{name}: cases")):
         where = f"{name}: cases[{i}]"
         entry = fields.mapping(value, where)
+        batch = fields.integer(fields.required(entry, "batch", where), f"{where}.batch", minimum=1)
         entries.append(
             {
                 "id": fields.text(fields.required(entry, "id", where), f"{where}.id"),
-                "batch": fields.integer(fields.required(entry, "batch", where), f"{where}.batch", minimum=1),
+                "batch": batch,
                 "sequence": fields.integer(fields.required(entry, "sequence", where), f"{where}.sequence", minimum=1),
                 "pattern": fields.text(fields.required(entry, "pattern", where), f"{where}.pattern"),
+                "texts": _texts(entry.get("texts", ()), batch, f"{where}.texts"),
             }
         )
     _check_ids([entry["id"] for entry in entries], name)
     return entries
+
+
+def _texts(value: object, batch: int, where: str) -> tuple[str, ...]:
+    """Return checked texts: none, or one per row, without NUL, which ends a string in C."""
+    texts = tuple(fields.text(text, f"{where}[{i}]", empty=True) for i, text in enumerate(fields.array(value, where)))
+    if texts and len(texts) != batch:
+        raise BundleError(f"{where}: found {len(texts)}, wanted {batch}, one per row")
+    for i, text in enumerate(texts):
+        if "\0" in text:
+            raise fields.wrong(f"{where}[{i}]", text, "a string without NUL")
+    return texts
 
 
 def _check_ids(ids: list[str], name: str) -> None:

@@ -14,17 +14,18 @@ from .tensors import TensorSpec
 if TYPE_CHECKING:
     from .bundle import Bundle
 
-__all__ = ["Encoding", "TextEncoder", "pad", "text_encoder", "token_encoding"]
+__all__ = ["Encoding", "TextEncoder", "pad", "text_encoder", "token_encoding", "vector_output"]
 
 
 class Encoding:
-    """The tokens of one text: ``ids`` and segment ``types``, not padded."""
+    """The tokens of one text: ``ids`` and segment ``types``, not padded, and whether it was ``cut`` to a length."""
 
-    __slots__ = ("ids", "types")
+    __slots__ = ("cut", "ids", "types")
 
-    def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
+    def __init__(self, ids: Sequence[int], types: Sequence[int], cut: bool = False) -> None:
         self.ids = ids
         self.types = types
+        self.cut = cut
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -88,7 +89,13 @@ class TextEncoder:
         for i, encoding in enumerate(encodings, first):
             if not encoding.ids:
                 raise FeedError(f"{what}[{i}]: has no tokens")
-        return [Encoding(encoding.ids, encoding.type_ids) for encoding in encodings]
+        return [Encoding(encoding.ids, encoding.type_ids, bool(encoding.overflowing)) for encoding in encodings]
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Tokens, but for the padding one, that are found in a text as they are written, such as ``[SEP]``, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [added[id_].content for id_ in sorted(added) if id_ != self._pad_id]
 
     def feeds(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
         """Pad tokens as ``pad`` does, for the inputs and with the id given to the encoder."""
@@ -167,3 +174,18 @@ def text_encoder(bundle: Bundle) -> TextEncoder:
         raise BundleError(f"{bundle.path}: has no tokenizer, so it takes arrays and no text")
     limits = [limit for limit in (manifest.tokenizer["max_length"], manifest.max_length) if limit is not None]
     return TextEncoder(path, manifest.inputs, manifest.pad_id, min(limits, default=None))
+
+
+def vector_output(bundle: Bundle) -> TensorSpec:
+    """Return the output that holds one vector for each text.
+
+    Raises:
+        BundleError: the bundle has no pooling, or its output is not (batch, d).
+    """
+    manifest = bundle.manifest
+    if manifest.pooling is None:
+        raise BundleError(f"{bundle.path}: has no pooling, so a text has no one vector; export it with --pooling mean")
+    output = next(spec for spec in manifest.outputs if spec.name == manifest.pooling["output"])
+    if len(output.shape) != 2 or not isinstance(output.shape[1], int):
+        raise BundleError(f"{bundle.path}: {output.name} has the shape {output.shape}, wanted one vector per text")
+    return output

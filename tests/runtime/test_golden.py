@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from tfx.errors import BundleError
@@ -86,4 +87,37 @@ def test_truncated_and_missing_files(tmp_path):
     save_golden(path, [case()])
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(BundleError, match="not a safetensors file"):
+        load_golden(path)
+
+
+TEXTS = ("", "\U00020000 \u0130\n", "\u05d0\u0301 [CLS]")
+
+
+def test_texts_travel_with_their_case(tmp_path):
+    path = tmp_path / "golden.safetensors"
+    save_golden(path, [case("random"), case("texts", batch=3, texts=TEXTS)])
+    assert [found.texts for found in load_golden(path)] == [(), TEXTS]
+    with safe_open(path, framework="numpy") as file:
+        entries = json.loads(file.metadata()["cases"])
+    assert "texts" not in entries[0] and entries[1]["texts"] == list(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", "b"], r"texts: found 2, wanted 1, one per row"),
+        ("a", r"texts: found \"a\", wanted an array"),
+        ([1], r"texts\[0\]: found 1, wanted a string"),
+        (["\0"], r"texts\[0\]: found .*, wanted a string without NUL"),
+        (["\ud800"], r"texts\[0\]: found .*, wanted valid Unicode"),
+    ],
+)
+def test_wrong_texts_are_neither_written_nor_read(tmp_path, texts, message):
+    path = tmp_path / "golden.safetensors"
+    with pytest.raises(BundleError, match=message):
+        save_golden(path, [case(texts=texts)])
+    assert not path.exists()
+    listing = json.dumps([{**json.loads(ONE_CASE)[0], "texts": texts}])
+    save_file({"c/inputs/x": np.zeros(1), "c/outputs/y": np.zeros(1)}, path, metadata={"cases": listing})
+    with pytest.raises(BundleError, match=message):
         load_golden(path)
