@@ -23,23 +23,48 @@ from ..errors import BundleError
 from .manifest import MANIFEST_NAME
 from .signals import sigterm_raises
 
-__all__ = ["ensure_free", "flush_entry", "folder_problem", "replace_folder"]
+__all__ = ["check_bundle_replaceable", "ensure_free", "flush_entry", "folder_problem", "replace_folder"]
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
-def ensure_free(destination: str | Path, force: bool = False) -> Path:
-    """Check, before any work is done, that a bundle can be written to ``destination``.
+Replaceable = Callable[[Path, str], None]
+"""Refuses, with a BundleError, a folder (by the name that its user gave it) that must not be replaced."""
+
+
+def check_bundle_replaceable(path: Path, shown: str) -> None:
+    """Refuse to replace anything but an empty folder or a bundle that holds nothing else."""
+    if path.is_symlink() or not path.is_dir():
+        raise BundleError(f"{shown}: is {'a link' if path.is_symlink() else 'a file'}; --force only replaces bundles")
+    entries = {entry.name for entry in path.iterdir()}
+    if not entries:
+        return
+    if MANIFEST_NAME not in entries:
+        raise BundleError(f"{shown}: is not a bundle (no {MANIFEST_NAME}); --force only replaces bundles")
+    listed: set[str] = set()
+    # Read leniently: a damaged or newer bundle may be replaced, but not somebody's other files beside it.
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError, TypeError):
+        listed = set(json.loads((path / MANIFEST_NAME).read_bytes())["files"])
+    foreign = sorted(name for name in entries - listed - {MANIFEST_NAME})
+    if foreign:
+        raise BundleError(f"{shown}: holds {foreign[0]}, which is no part of the bundle; remove the folder yourself")
+
+
+def ensure_free(
+    destination: str | Path, force: bool = False, replaceable: Replaceable = check_bundle_replaceable
+) -> Path:
+    """Check, before any work is done, that a folder can be written to ``destination``.
 
     Args:
         destination: the folder to make; its parent must exist.
-        force: a bundle or an empty folder may be there and will be replaced.
+        force: what ``replaceable`` allows may be there and will be replaced.
+        replaceable: what may be replaced; a bundle or an empty folder.
 
     Returns:
         The absolute destination.
 
     Raises:
-        BundleError: it exists (without ``force``), is no bundle, or its parent cannot be written.
+        BundleError: it exists (without ``force``), must not be replaced, or its parent cannot be written.
     """
     path = Path(os.path.abspath(destination))  # noqa: PTH100 - absolute() keeps "..", resolve() follows links
     if not path.name:
@@ -50,7 +75,7 @@ def ensure_free(destination: str | Path, force: bool = False) -> Path:
     if os.path.lexists(path):
         if not force:
             raise BundleError(f"{destination}: exists; use --force to replace it, or another --out")
-        _check_replaceable(path, str(destination))
+        replaceable(path, str(destination))
     return path
 
 
@@ -61,13 +86,22 @@ def folder_problem(folder: Path) -> str | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else f"the folder {folder} is not writable"
 
 
-def replace_folder(destination: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> Path:
+def replace_folder(
+    destination: str | Path,
+    fill: Callable[[Path], None],
+    *,
+    force: bool = False,
+    replaceable: Replaceable = check_bundle_replaceable,
+    subfolders: bool = False,
+) -> Path:
     """Fill a new folder and move it to ``destination``.
 
     Args:
         destination: the folder to make.
-        fill: writes the files into the empty folder that it is given; subfolders are refused.
-        force: replace a bundle or an empty folder that is there.
+        fill: writes the files into the empty folder that it is given.
+        force: replace what is there, if ``replaceable`` allows it.
+        replaceable: what may be replaced; a bundle or an empty folder.
+        subfolders: ``fill`` may make folders; they are refused otherwise.
 
     Returns:
         The absolute destination.
@@ -75,17 +109,17 @@ def replace_folder(destination: str | Path, fill: Callable[[Path], None], *, for
     Raises:
         BundleError: as ``ensure_free``, or the disk is full or fails. What ``fill`` raises passes through.
     """
-    path = ensure_free(destination, force)
+    path = ensure_free(destination, force, replaceable)
     _sweep(path)
-    ensure_free(destination, force)  # an old bundle may have been put back
+    ensure_free(destination, force, replaceable)  # an old folder may have been put back
     stem = f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}"
     fresh, aside = path.with_name(f"{stem}.new"), path.with_name(f"{stem}.old")
     with sigterm_raises():
         try:
             fresh.mkdir()
             fill(fresh)
-            _flush(fresh)
-            ensure_free(destination, force)  # somebody else may have written there meanwhile
+            _flush(fresh, subfolders)
+            ensure_free(destination, force, replaceable)  # somebody else may have written there meanwhile
             if os.path.lexists(path):
                 path.rename(aside)
             try:
@@ -104,24 +138,6 @@ def replace_folder(destination: str | Path, fill: Callable[[Path], None], *, for
             if path.exists():
                 shutil.rmtree(aside, ignore_errors=True)
     return path
-
-
-def _check_replaceable(path: Path, shown: str) -> None:
-    """Refuse to replace anything but an empty folder or a bundle that holds nothing else."""
-    if path.is_symlink() or not path.is_dir():
-        raise BundleError(f"{shown}: is {'a link' if path.is_symlink() else 'a file'}; --force only replaces bundles")
-    entries = {entry.name for entry in path.iterdir()}
-    if not entries:
-        return
-    if MANIFEST_NAME not in entries:
-        raise BundleError(f"{shown}: is not a bundle (no {MANIFEST_NAME}); --force only replaces bundles")
-    listed: set[str] = set()
-    # Read leniently: a damaged or newer bundle may be replaced, but not somebody's other files beside it.
-    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError, TypeError):
-        listed = set(json.loads((path / MANIFEST_NAME).read_bytes())["files"])
-    foreign = sorted(name for name in entries - listed - {MANIFEST_NAME})
-    if foreign:
-        raise BundleError(f"{shown}: holds {foreign[0]}, which is no part of the bundle; remove the folder yourself")
 
 
 def _prefix(path: Path) -> str:
@@ -161,11 +177,14 @@ def _is_write_error(error: OSError, folder: Path) -> bool:
     return error.errno in _DISK_ERRORS or short_write or str(folder) in str(error.filename)
 
 
-def _flush(folder: Path) -> None:
+def _flush(folder: Path, subfolders: bool) -> None:
     for entry in folder.iterdir():
-        if not entry.is_file() or entry.is_symlink():
+        if subfolders and entry.is_dir() and not entry.is_symlink():
+            _flush(entry, subfolders)
+        elif entry.is_file() and not entry.is_symlink():
+            flush_entry(entry)
+        else:
             raise BundleError(f"{entry.name}: a bundle holds plain files only")
-        flush_entry(entry)
     flush_entry(folder)
 
 

@@ -1,0 +1,1 @@
+"""Apps in other languages: built, run and held against the same bundles."""
