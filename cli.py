@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("runtime.commands:verify", "Check a bundle against its recorded outputs."),
     "run": ("runtime.commands:run", "Run a bundle on text or on arrays."),
     "embed": ("runtime.embed_command:embed", "Turn every text of a file into a vector."),
+    "serve": ("runtime.serve_command:serve", "Answer HTTP requests with the vectors of their texts."),
     "bench": ("runtime.bench_command:bench", "Time a bundle: latency, tokens/s, memory."),
     "tune": ("exporter.tune_command:tune", "Find the fastest form of a bundle for your texts, and keep it."),
     "doctor": ("runtime.commands:doctor", "Show what can run on this machine and what is missing."),

@@ -98,6 +98,7 @@ class DependencyError(MachineError):
         "transformers": "tfx-onnx[hf]",
         "matplotlib": "tfx-onnx[plot]",
         "pyarrow": "tfx-onnx[parquet]",
+        **dict.fromkeys(("fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "orjson"), "tfx-onnx[serve]"),
         "openvino": "openvino",
         "sentence_transformers": "sentence-transformers",
     }

@@ -42,6 +42,7 @@ _PACKAGES = {
     'export (pip install "tfx-onnx[export]")': ("torch", "onnx", "onnx-ir", "onnxscript"),
     'checkpoints (pip install "tfx-onnx[hf]")': ("transformers",),
     'embed from and to Parquet (pip install "tfx-onnx[parquet]")': ("pyarrow",),
+    'serve (pip install "tfx-onnx[serve]")': ("fastapi", "uvicorn", "prometheus-client"),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, FeedError, InputError
+from ..errors import FeedError, InputError
 from . import embed_rows
 from .bundle import DEFAULT_BUNDLE, Bundle, sha256_file
 from .doctor import default_threads, peak_rss_mb
@@ -25,7 +25,7 @@ from .manifest import MANIFEST_NAME
 from .schedule import Schedule, by_threads, candidates, packed, tuned
 from .session import MEASURED_ROWS, Session
 from .signals import sigterm_raises
-from .text import text_encoder
+from .text import text_encoder, vector_output
 
 __all__ = ["SCHEDULES", "EmbedPlan", "embed"]
 
@@ -141,13 +141,8 @@ def _identity(plan: EmbedPlan, bundle: Bundle, rows: int) -> dict[str, Any]:
     """Return what has to be the same when a run is continued."""
     import onnxruntime
 
-    manifest = bundle.manifest
     text_encoder(bundle)  # there has to be one
-    if manifest.pooling is None:
-        raise BundleError(f"{bundle.path}: has no pooling, so a text has no one vector; export it with --pooling mean")
-    output = next(spec for spec in manifest.outputs if spec.name == manifest.pooling["output"])
-    if len(output.shape) != 2 or not isinstance(output.shape[1], int):
-        raise BundleError(f"{bundle.path}: {output.name} has the shape {output.shape}, wanted one vector per text")
+    output = vector_output(bundle)
     return {
         "input_sha256": sha256_file(plan.source),
         "column": plan.column,

@@ -223,7 +223,7 @@ class Session:
         Raises:
             As ``run_many``.
         """
-        return in_order(blocks, self._encode_items, self._call(schedule), schedule, padded=self._padded, first=first)
+        return in_order(blocks, self._encode_items, self.caller(schedule), schedule, padded=self._padded, first=first)
 
     def choose_schedule(
         self, items: Sequence[Any], cores: int | None = None, tried: Sequence[Schedule] | None = None
@@ -240,7 +240,7 @@ class Session:
         """
         tried = self._candidates(cores) if tried is None else tried
         encodings = self._encode_items(items, 0)
-        chosen, rates = fastest(tried, self._call, encodings, padded=self._padded)
+        chosen, rates = fastest(tried, self.caller, encodings, padded=self._padded)
         with self._other_lock:  # the loser's memory goes back
             if self._other is not None and self._other.threads != chosen.threads:
                 self._other = None
@@ -269,8 +269,11 @@ class Session:
             schedule, _ = self.choose_schedule(items, cores)
         return schedule, chain(ahead, blocks)
 
-    def _call(self, schedule: Schedule) -> Call:
-        """Return the function that runs sequences together under a schedule."""
+    def caller(self, schedule: Schedule) -> Call:
+        """Return the function that runs sequences together under a schedule, for several threads at once.
+
+        It gives the vector (d,) of each sequence or, without pooling, a dictionary of its outputs.
+        """
         session = self._with_threads(schedule.threads)
         inputs, pad_id = self.bundle.manifest.inputs, self.bundle.manifest.pad_id
         pooling = self.bundle.manifest.pooling

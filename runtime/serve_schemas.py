@@ -1,0 +1,137 @@
+"""What requests and answers of ``tfx serve`` hold, and what is said of a request that is not so. Needs pydantic."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["EmbedRequest", "EmbedResponse", "ErrorResponse", "OpenAIRequest", "OpenAIResponse", "problem"]
+
+
+class EmbedRequest(BaseModel):
+    """Texts to vectors: ``texts``, or one ``text``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "oneOf": [{"required": ["texts"]}, {"required": ["text"]}],
+            "example": {"texts": ["The cat sat.", "A dog ran."]},
+        },
+    )
+
+    texts: Annotated[list[str], Field(min_length=1)] = []
+    text: str = ""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> EmbedRequest:
+        if len(self.model_fields_set) != 1:
+            raise ValueError('wanted either "texts" or "text"')
+        return self
+
+
+class EmbedResponse(BaseModel):
+    """A vector per text, in order."""
+
+    vectors: list[list[float]]
+    tokens: list[int] = Field(description="Tokens of each text, special ones counted.")
+    cut: list[bool] = Field(description="Whether a text was longer than the model takes, and was cut.")
+    model: str
+
+
+class OpenAIRequest(BaseModel):
+    """What OpenAI's clients send to ``/v1/embeddings``."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"example": {"input": "The cat sat.", "model": "my-model"}}
+    )
+
+    input: (
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1)]
+    ) = Field(description="A text, texts, token ids with special tokens in them, or a list of such.")
+    model: str = Field(description="The name that GET /v1/models says.")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, description="The model's own dimension; no other can be had.")
+    user: str | None = Field(None, description="Not used.")
+
+    def rows(self) -> tuple[list[str], list[list[int]]]:
+        """Return the texts or the rows of token ids that ``input`` means; one of both is empty."""
+        value: Any = self.input
+        if isinstance(value, str):
+            return [value], []
+        if isinstance(value[0], str):
+            return value, []
+        return [], value if isinstance(value[0], list) else [value]
+
+
+class OpenAIEmbedding(BaseModel):
+    """One vector: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens of a request, special ones counted."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIResponse(BaseModel):
+    """What OpenAI's clients read."""
+
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: Usage
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is no success."""
+
+    error: ErrorDetail
+
+
+def problem(error: Any) -> tuple[str, str | None]:
+    """Return one line about a body that is not as the schema wants it, and the key that is wrong."""
+    place = [part for part in error["loc"] if part != "body"]
+    if error["type"] == "json_invalid":
+        return f"body: not JSON: {error['ctx']['error']} at character {place[0]}", None
+    if error["type"] == "value_error":
+        return f"body: {error['ctx']['error']}", None
+    if not place:
+        if isinstance(error["input"], bytes):
+            return "body: found another content type, wanted application/json", None
+        return f"body: found {_kind(error['input'])}, wanted a JSON object", None
+    key = str(place[0])
+    where = key + "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
+    if error["type"] == "missing":
+        return f"{where}: missing", key
+    if error["type"] == "extra_forbidden":
+        return f"{where}: not known here", key
+    if key == "input":
+        return "input: wanted a text, a list of texts, token ids or a list of lists of them, none empty", key
+    return f"{where}: found {_kind(error['input'])}; {error['msg'].replace('Input should be', 'wanted')}", key
+
+
+def _kind(value: object) -> str:
+    """Return what JSON calls a value."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    names = {str: "a string", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    return names.get(type(value), "nothing")
