@@ -23,7 +23,7 @@ def export_tiny(
     external: bool = False,
     pooling: str = "mean",
 ) -> None:
-    """Write a bundle of a random encoder (d 32, 2 layers) to ``folder``.
+    """Write a bundle of a random encoder (d 64, 2 layers) to ``folder``.
 
     Args:
         folder: to be made.
@@ -45,10 +45,10 @@ def export_tiny(
     source.mkdir()
     pad = {"wordpiece": 0, "bpe": 1, None: 0}[tokenizer]
     sizes = {
-        "hidden_size": 32,
+        "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "intermediate_size": 64,
+        "intermediate_size": 128,
         "vocab_size": _WORDS,
         "initializer_range": 0.3,
         "pad_token_id": pad,
@@ -63,7 +63,7 @@ def export_tiny(
     if tokenizer is not None:
         save_tokenizer(source / "tokenizer.json", tokenizer)
     export(
-        lambda: checkpoint(source, pooling=pooling, normalize=False if pooling == "none" else True),
+        lambda: checkpoint(source, pooling=pooling, normalize=pooling != "none"),
         folder,
         target=target,
         layout=layout,
