@@ -31,9 +31,10 @@ zoo: $(VENV)/.installed-dev
 apps: $(VENV)/.installed-dev
 	tests/apps/install.sh $(BIN)/python
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev apps
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/apps/lint.py
 
 # The link is how the type checker finds package tfx, which is this folder whatever its name.
 types: $(VENV)/.installed-dev
@@ -46,6 +47,7 @@ unit: $(VENV)/.installed-dev apps
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(shell find runtime/apps -name '*.[ch]' -o -name '*.[ch]pp')
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
