@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +20,21 @@ from typing import Any
 from .. import __version__
 from ..errors import BundleError, InputError
 from .bundle import Bundle, sha256_file
-from .manifest import MANIFEST_NAME
+from .manifest import MANIFEST_NAME, Manifest
 from .swap import ensure_free, replace_folder
 
-__all__ = ["APPS", "LANGUAGES", "RECORD_NAME", "App", "app_name", "check_app_destination", "sources", "write_app"]
+__all__ = [
+    "APPS",
+    "LANGUAGES",
+    "RECORD_NAME",
+    "App",
+    "app_name",
+    "check_app_destination",
+    "next_lines",
+    "notes",
+    "sources",
+    "write_app",
+]
 
 APPS = Path(__file__).with_name("apps")
 """The folder of the sources."""
@@ -168,6 +180,26 @@ def write_app(
         (folder / RECORD_NAME).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     return replace_folder(out, fill, force=force, replaceable=_check_replaceable, subfolders=True)
+
+
+def next_lines(lang: str, out: str, name: str) -> list[str]:
+    """Return the lines that build and check a project, to be typed where ``tfx app`` was."""
+    app = LANGUAGES[lang]
+    return [f"cd {shlex.quote(out)}", *app.build, app.check.format(name=name)]
+
+
+def notes(lang: str, manifest: Manifest) -> list[str]:
+    """Return what a user of a project should know about a bundle: what it cannot do, or not as well as another."""
+    found = []
+    if manifest.tokenizer is None:
+        found.append("the bundle has no tokenizer, so the project cannot take texts; its self-check works")
+    elif manifest.pooling is None:
+        found.append("the bundle has no pooling: the project gives the vectors of tokens (--raw), none of whole texts")
+    if lang == "web" and manifest.target != "web":
+        found.append(
+            f"the bundle is for target {manifest.target}; tfx export --target web writes what browsers run best"
+        )
+    return found
 
 
 def _check_path(lang: str, place: str) -> None:
