@@ -37,11 +37,11 @@ static const uint32_t *find(const uint32_t *rows, size_t count, size_t columns, 
     return low < count && rows[low * columns] <= point ? rows + low * columns : NULL;
 }
 
-bool tfx_is(tfx_class class, uint32_t point) {
+bool tfx_is(tfx_class kind, uint32_t point) {
     if (point < 128) {
-        return (TFX_ASCII[class][point / 64] >> (point % 64) & 1) != 0;
+        return (TFX_ASCII[kind][point / 64] >> (point % 64) & 1) != 0;
     }
-    return find(*TFX_CLASSES[class].ranges, TFX_CLASSES[class].count, 2, point) != NULL;
+    return find(*TFX_CLASSES[kind].ranges, TFX_CLASSES[kind].count, 2, point) != NULL;
 }
 
 size_t tfx_lower(uint32_t point, uint32_t lower[2]) {

@@ -21,7 +21,7 @@ typedef enum tfx_class {
     TFX_IS_SPACE        /* \s of patterns */
 } tfx_class;
 
-bool tfx_is(tfx_class class, uint32_t point);
+bool tfx_is(tfx_class kind, uint32_t point);
 
 /* Write the lowercase of a code point, 1 or 2 code points, and return how many. */
 size_t tfx_lower(uint32_t point, uint32_t lower[2]);
