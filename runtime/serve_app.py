@@ -92,7 +92,7 @@ def make_app(service: Service) -> FastAPI:
         try:
             yield
         finally:
-            batcher.close()
+            await batcher.close()
             tokenizing.shutdown(wait=True, cancel_futures=True)
 
     app = FastAPIOffline(

@@ -133,13 +133,14 @@ class Batcher:
         finally:
             self._drop(job)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Wait for the calls that run; nothing else is run."""
         if self._timer is not None:
             self._timer.cancel()
         for job in list(self._jobs):
             self._drop(job)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        # Not in the event loop's thread, where requests that are cancelled still want to be answered.
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     def _drop(self, job: _Job) -> None:
         """Take out of the queue what of a request still waits there."""
