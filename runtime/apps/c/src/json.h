@@ -2,11 +2,7 @@
 #ifndef TFX_JSON_H
 #define TFX_JSON_H
 
-#if __has_include(<cjson/cJSON.h>)
-#include <cjson/cJSON.h>
-#else
 #include <cJSON.h>
-#endif
 
 #include "error.h"
 
