@@ -1,0 +1,436 @@
+/**
+ * The page: what a person does, and what is shown for it. The work is done in worker.mjs.
+ *
+ * Address: ?bundle=PATH opens another folder of this server; ?provider=wasm|webgpu and ?threads=N choose what it runs
+ * on; ?report=URL runs the self-check at once and posts its result there (same server only).
+ */
+
+import { Client, WorkerError } from "./client.mjs";
+import { dropped, picked } from "./folders.mjs";
+import { isolate } from "./isolation.mjs";
+import * as view from "./view.mjs";
+
+const APP = { name: "@TFX_NAME@", bundle: "@TFX_BUNDLE@" };
+
+const $ = (id) => document.getElementById(id);
+const parameters = new URLSearchParams(location.search);
+
+/** @type {Client} */
+let client;
+/** What is open, or was tried; null before. */
+let opened = null;
+let source = { folder: "" };
+let provider = parameters.get("provider") === "webgpu" ? "webgpu" : "wasm";
+let oneThread = null; // why there are no more, null where there may be
+let results = null;
+
+/** Own bundle of the page, or the one the address names. */
+function ownSource() {
+  const own = APP.bundle.startsWith("@") ? "bundle" : APP.bundle;
+  const url = sameOrigin(parameters.get("bundle") ?? own, "bundle");
+  return { folder: url.href };
+}
+
+function sameOrigin(path, what) {
+  const url = new URL(path, location.href);
+  if (url.origin !== location.origin) {
+    throw new WorkerError(`?${what}=${path}: found another server, wanted an address of ${location.origin}`, { exitCode: 2 });
+  }
+  return url;
+}
+
+function threads() {
+  const text = parameters.get("threads");
+  if (text === null) return null;
+  if (!/^[1-9]\d?$/.test(text)) throw new WorkerError(`?threads=${text}: wanted a number of 1 to 99`, { exitCode: 2 });
+  return Number(text);
+}
+
+/* ------------------------------------------------------------------ state */
+
+/**
+ * @param {"loading" | "ready" | "busy" | "bad"} state
+ * @param {string} text
+ */
+function setState(state, text) {
+  $("state").dataset.state = state;
+  $("state-text").textContent = text;
+  if (state === "ready" || state === "bad") $("progress").hidden = true;
+  const working = state === "loading" || state === "busy";
+  document.body.setAttribute("aria-busy", String(working));
+  $("embed").disabled = state !== "ready";
+  $("check").disabled = working || client === undefined;
+  $("providers").disabled = working;
+}
+
+/** Say something to a screen reader; what is seen says it in its own place. */
+function announce(text) {
+  $("announce").textContent = text;
+}
+
+function onProgress({ phase, done, total, stage }) {
+  const bar = $("progress");
+  bar.hidden = false;
+  if (total > 0) bar.value = Math.min(1, done / total);
+  else bar.removeAttribute("value");
+  const text = {
+    read: () => `Loading ${view.size(done)} of ${view.size(total)}`,
+    load: () => "Starting the model",
+    embed: () => `Embedding ${done} of ${total}`,
+    check: () => `Checking ${stage}${total > 0 ? ` ${done} of ${total}` : ""}`,
+  }[phase]();
+  bar.setAttribute("aria-label", text);
+  $("state-text").textContent = text;
+}
+
+/**
+ * @param {Error | null} error null takes the notice away
+ * @param {[string, () => void][]} [actions] buttons
+ */
+function setProblem(error, actions = []) {
+  $("problem").hidden = error === null;
+  if (error === null) return;
+  $("problem-text").textContent = error.message;
+  const url = error instanceof WorkerError && error.url && !error.message.includes(error.url) ? error.url : null;
+  $("problem-url").hidden = url === null;
+  $("problem-url").textContent = url === null ? "" : `Missing: ${url}`;
+  $("problem-actions").hidden = actions.length === 0;
+  $("problem-actions").replaceChildren(
+    ...actions.map(([text, action]) => {
+      const button = view.el("button", { type: "button" }, text);
+      button.addEventListener("click", action);
+      return button;
+    }),
+  );
+}
+
+/* ------------------------------------------------------------------- open */
+
+/** Open a bundle in a new worker; the old one's memory goes back. */
+async function open(next) {
+  source = next;
+  client?.close();
+  client = new Client(onProgress);
+  const mine = client;
+  opened = null;
+  setProblem(null);
+  $("report").hidden = true;
+  $("results").hidden = true;
+  setState("loading", "Loading");
+  announce("Loading the model");
+  try {
+    const result = await client.ask("open", { source, provider, threads: threads() });
+    if (mine !== client) return;
+    opened = result;
+    showModel();
+    if (result.trial && !result.trial.passed) refuseGpu(result.trial);
+    else {
+      setState("ready", `Ready · ${runsOn()}`);
+      announce(`Ready. ${runsOn()}`);
+    }
+  } catch (error) {
+    if (mine !== client) return; // another bundle was chosen meanwhile
+    setState("bad", "Not loaded");
+    const actions = [["Try again", () => open(source)]];
+    if (provider === "webgpu") actions.unshift(["Use WebAssembly", () => choose("wasm")]);
+    setProblem(error, actions);
+  }
+}
+
+/** Vectors that are not the recorded ones are worse than none. */
+function refuseGpu({ problem }) {
+  setState("bad", "Wrong numbers on WebGPU");
+  setProblem(new Error(`WebGPU does not give this bundle's numbers here: ${problem}. A bundle exported with --target web may; WebAssembly does.`), [
+    ["Use WebAssembly", () => choose("wasm")],
+  ]);
+}
+
+function choose(next) {
+  provider = next;
+  for (const input of document.querySelectorAll("input[name=provider]")) input.checked = input.value === next;
+  return open(source);
+}
+
+function runsOn() {
+  if (opened.provider === "webgpu") return "WebGPU";
+  return `WebAssembly, ${view.plural(opened.threads, "thread")}`;
+}
+
+function showModel() {
+  const { manifest, label } = opened;
+  const own = "folder" in source;
+  const name = own && !APP.name.startsWith("@") ? APP.name : label;
+  document.title = `${name} – embed texts`;
+  const output = manifest.outputs.find((spec) => spec.name === manifest.pooling?.output) ?? manifest.outputs[0];
+  const width = output.shape.at(-1);
+  const limits = [manifest.tokenizer?.max_length, manifest.max_length].filter((limit) => typeof limit === "number");
+  view.fillList($("model"), [
+    ["Bundle", label],
+    ["Vector", typeof width === "number" ? `${width} numbers${manifest.pooling?.normalize ? ", length 1" : ""}` : "varies"],
+    ["Pooling", manifest.pooling?.mode ?? "none: a vector per token"],
+    ["Longest text", limits.length ? view.plural(Math.min(...limits), "token") : "no limit"],
+    ["Precision", manifest.precision],
+    ["Made for", `${manifest.target}, ${manifest.layout}`],
+    ["Size", view.size(opened.bytes)],
+    ["Runtime", opened.runtime],
+  ]);
+  const size = typeof width === "number" ? `${width} numbers a text` : null;
+  const about = [name, manifest.pooling ? size : null, "nothing you type leaves this browser"];
+  $("facts").textContent = about.filter(Boolean).join(" · ");
+  const few = opened.provider === "wasm" && opened.threads === 1 && oneThread !== null && navigator.hardwareConcurrency > 1;
+  $("provider-hint").textContent = few ? `One thread: ${oneThread}.` : $("provider-hint").dataset.gpu ?? "";
+  $("default").hidden = own;
+  $("offline").hidden = !opened.offline;
+  $("offline-text").textContent = `Works offline: ${view.size(opened.bytes)} are kept in this browser.`;
+}
+
+/* ------------------------------------------------------------------ embed */
+
+function lines() {
+  return $("texts").value.split(/\r\n|\r|\n/).filter((line) => line.trim() !== "");
+}
+
+function countLines() {
+  $("count").textContent = view.plural(lines().length, "text");
+}
+
+async function embed() {
+  const texts = lines();
+  setProblem(null);
+  if (texts.length === 0) {
+    setProblem(new Error("Texts: found none, wanted at least one line"));
+    $("texts").focus();
+    return;
+  }
+  setState("busy", "Embedding");
+  $("stop").hidden = texts.length < 20;
+  const mine = client;
+  try {
+    const answer = await client.ask("embed", { texts });
+    results = { texts, ...answer };
+    showResults();
+    setState("ready", `Ready · ${runsOn()}`);
+    announce(`${view.plural(texts.length, "text")} embedded in ${view.duration(answer.ms.tokenize + answer.ms.run)}. Similarity and vectors follow.`);
+  } catch (error) {
+    if (mine !== client) return;
+    setState("ready", `Ready · ${runsOn()}`);
+    setProblem(error);
+  } finally {
+    $("stop").hidden = true;
+  }
+}
+
+function showResults() {
+  const { texts, vectors, outputs, tokens, ms } = results;
+  $("results").hidden = false;
+  view.fillList($("timing"), [
+    ["Texts", texts.length.toLocaleString("en")],
+    ["Tokens", tokens.reduce((sum, { count }) => sum + count, 0).toLocaleString("en")],
+    ["Tokenizing", view.duration(ms.tokenize)],
+    ["Model", view.duration(ms.run)],
+    ["Per text", view.duration((ms.tokenize + ms.run) / texts.length)],
+  ]);
+  $("matrix-card").hidden = vectors === null;
+  $("save-csv").hidden = vectors === null;
+  if (vectors !== null) {
+    const { table, left } = view.matrix(texts, vectors);
+    $("matrix").replaceChildren(table);
+    $("matrix-hint").textContent = left > 0 ? `Cosine of the first ${texts.length - left} texts.` : "Cosine of every two texts.";
+  }
+  const { rows, left } = view.vectorRows(texts, vectors ?? outputs, tokens, copyOne);
+  $("vectors").replaceChildren(...rows);
+  const width = vectors?.[0].length;
+  const what = vectors === null ? "Raw outputs: the bundle has no pooling." : `${width} numbers each.`;
+  $("vectors-hint").textContent = left > 0 ? `${what} The first ${texts.length - left} are shown; downloads have all.` : what;
+}
+
+function valuesOf(index) {
+  const { vectors, outputs } = results;
+  if (vectors !== null) return Array.from(vectors[index]);
+  return Object.fromEntries(Object.entries(outputs[index]).map(([name, tensor]) => [name, view.nested(tensor)]));
+}
+
+function resultsJson() {
+  const { texts, vectors } = results;
+  const key = vectors === null ? "outputs" : "vector";
+  const rows = texts.map((text, i) => `  ${JSON.stringify({ text, [key]: valuesOf(i) })}`);
+  return `[\n${rows.join(",\n")}\n]\n`;
+}
+
+function copyOne(index, button) {
+  return copy(JSON.stringify(valuesOf(index)), button);
+}
+
+async function copy(text, button) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+    announce("Copied");
+  } catch {
+    button.textContent = "Not allowed";
+    announce("The browser did not allow copying");
+  }
+  setTimeout(() => (button.textContent = label), 1500);
+}
+
+function save(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = view.el("a", { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  announce(`${name} saved`);
+}
+
+/* ------------------------------------------------------------- self-check */
+
+async function check() {
+  setProblem(null);
+  $("report").hidden = true;
+  const before = opened === null ? ["bad", "Not loaded"] : [$("state").dataset.state, $("state-text").textContent];
+  setState("busy", "Checking");
+  announce("Self-check started");
+  const mine = client;
+  try {
+    const { report, exitCode, tolerance, url } = await client.ask("check", { source, provider, threads: threads() });
+    const copyReport = view.el("button", { type: "button", class: "quiet" }, "Copy report");
+    copyReport.addEventListener("click", () => copy(JSON.stringify(report, null, 2), copyReport));
+    $("report").replaceChildren(...view.reportView(report, tolerance, url), copyReport);
+    $("report").hidden = false;
+    $("report").dataset.passed = String(report.passed);
+    setState(...before);
+    $("report").querySelector(".verdict").focus();
+    return { ...report, exit_code: exitCode };
+  } catch (error) {
+    if (mine !== client) throw error;
+    setState(...before);
+    setProblem(error);
+    throw error;
+  }
+}
+
+/** Check at once and post the result: for programs that drive the page. */
+async function checkAndPost(path) {
+  const url = sameOrigin(path, "report");
+  let body;
+  try {
+    client = new Client(onProgress);
+    body = await check();
+  } catch (error) {
+    body = { ...NO_REPORT, problem: [error.message, error.url].filter(Boolean).join(" "), exit_code: error.exitCode ?? 3 };
+  }
+  await fetch(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  setState(body.passed ? "ready" : "bad", body.passed ? "Report sent: passed" : "Report sent: failed");
+  $("embed").disabled = true; // the bundle is not open for texts here
+}
+
+const NO_REPORT = {
+  app: "web", passed: false, stage: null, problem: null, runtime: null, library: null, provider: null, precision: null,
+  target: null, layout: null, max_abs: null, min_cosine: null, stages: [], batch_variance: null, promised_batch_variance: null,
+};
+
+/* ------------------------------------------------------------------ start */
+
+/** Return why this browser or address cannot run the page, null when it can. */
+function obstacle() {
+  if (!isSecureContext || !globalThis.crypto?.subtle) {
+    return `${location.origin} is no secure address, so the browser gives no SHA-256 to check files with: use https:// or http://localhost`;
+  }
+  if (typeof WebAssembly !== "object") return "this browser has no WebAssembly: wanted one from 2023 or later";
+  // (func (drop (i8x16.splat (i32.const 0))))
+  const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, 9, 1, 7, 0, 65, 0, 253, 15, 26, 11];
+  if (!WebAssembly.validate(new Uint8Array(simd))) {
+    return "this browser's WebAssembly has no SIMD, which onnxruntime needs: wanted a browser from 2023 or later";
+  }
+  return null;
+}
+
+/** Offer WebGPU where there is an adapter. */
+async function offerGpu() {
+  const input = document.querySelector("input[value=webgpu]");
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  input.disabled = !adapter;
+  const hint = adapter ? "" : navigator.gpu ? "WebGPU: no adapter was found here." : "WebGPU is not in this browser.";
+  $("provider-hint").dataset.gpu = hint;
+  $("provider-hint").textContent = hint;
+  if (provider === "webgpu" && !adapter) {
+    throw new WorkerError(`?provider=webgpu: ${hint || "not here"}`, { exitCode: 3 });
+  }
+  for (const radio of document.querySelectorAll("input[name=provider]")) radio.checked = radio.value === provider;
+}
+
+function connect() {
+  $("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!$("embed").disabled) embed();
+  });
+  $("texts").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+  });
+  $("texts").addEventListener("input", countLines);
+  $("clear").addEventListener("click", () => {
+    $("texts").value = "";
+    countLines();
+    $("texts").focus();
+  });
+  $("stop").addEventListener("click", () => open(source));
+  $("copy-all").addEventListener("click", () => copy(resultsJson(), $("copy-all")));
+  $("save-json").addEventListener("click", () => save("vectors.json", "application/json", resultsJson()));
+  $("save-csv").addEventListener("click", () => save("vectors.csv", "text/csv", view.toCsv(results.texts, results.vectors)));
+  $("check").addEventListener("click", () => check().catch(() => {}));
+  $("default").addEventListener("click", () => open(ownSource()));
+  $("forget").addEventListener("click", async () => {
+    await client.ask("forget");
+    $("offline").hidden = true;
+    announce("Removed; the page loads the bundle again next time");
+  });
+  for (const radio of document.querySelectorAll("input[name=provider]")) {
+    radio.addEventListener("change", () => choose(radio.value));
+  }
+  $("folder").addEventListener("change", () => {
+    openPicked(picked($("folder").files));
+    $("folder").value = "";
+  });
+  addEventListener("dragover", (event) => {
+    event.preventDefault();
+    $("drop").classList.add("over");
+  });
+  addEventListener("dragleave", (event) => {
+    if (event.relatedTarget === null) $("drop").classList.remove("over");
+  });
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    $("drop").classList.remove("over");
+    openPicked(dropped(event.dataTransfer));
+  });
+}
+
+/** @param {Promise<{files: Map<string, File>, label: string}>} choice */
+async function openPicked(choice) {
+  try {
+    await open(await choice);
+  } catch (error) {
+    setProblem(error);
+  }
+}
+
+async function start() {
+  $("not-started").remove();
+  connect();
+  countLines();
+  const report = parameters.get("report");
+  try {
+    const why = obstacle();
+    if (why !== null) throw new WorkerError(why);
+    oneThread = await isolate();
+    await offerGpu();
+    source = ownSource();
+    if (report === null) await open(source);
+    else await checkAndPost(report);
+  } catch (error) {
+    setState("bad", "Cannot start");
+    setProblem(error);
+  }
+}
+
+start();
