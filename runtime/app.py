@@ -164,12 +164,7 @@ def write_app(
         _check_path(lang, place)
 
     def fill(folder: Path) -> None:
-        files: dict[str, str] = {}
-        for target, source in sources(lang):
-            content = source.read_text(encoding="utf-8").replace(_NAME, name).replace(_PATH, place)
-            (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            (folder / target).write_text(content, encoding="utf-8", newline="\n")
-            files[target] = hashlib.sha256(content.encode()).hexdigest()
+        files = write_sources(folder, lang, name, place)
         if copy:
             (folder / _BUNDLE).mkdir()
             for file in (MANIFEST_NAME, *bundle.manifest.files):
@@ -180,6 +175,27 @@ def write_app(
         (folder / RECORD_NAME).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     return replace_folder(out, fill, force=force, replaceable=_check_replaceable, subfolders=True)
+
+
+def write_sources(folder: Path, lang: str, name: str, place: str) -> dict[str, str]:
+    """Write the sources of a project without its bundle into a folder that is there.
+
+    Args:
+        folder: an empty one.
+        lang: one of ``LANGUAGES``.
+        name: of the program.
+        place: where it looks for its bundle: an absolute path, or one from the folder.
+
+    Returns:
+        {file: sha256} of what was written.
+    """
+    files: dict[str, str] = {}
+    for target, source in sources(lang):
+        content = source.read_text(encoding="utf-8").replace(_NAME, name).replace(_PATH, place)
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        (folder / target).write_text(content, encoding="utf-8", newline="\n")
+        files[target] = hashlib.sha256(content.encode()).hexdigest()
+    return files
 
 
 def next_lines(lang: str, out: str, name: str) -> list[str]:

@@ -10,7 +10,9 @@ import click
 from . import show
 from .options import FiniteRange, shared_options, where
 
-__all__ = ["doctor", "run", "verify"]
+__all__ = ["RUNTIMES", "doctor", "run", "verify"]
+
+RUNTIMES = ("python", "c", "cpp", "node", "web")  # as app_verify.RUNTIMES, not imported for the help; a test holds
 
 
 @click.command()
@@ -79,14 +81,24 @@ def run(
     help="Smallest allowed cosine per vector. [default: the bundle's]",
 )
 @click.option("--no-optimize", is_flag=True, help="Turn onnxruntime's own graph optimization off.")
+@click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    default="python",
+    show_default=True,
+    help="Let an app in another language check it; it is built first.",
+)
 @shared_options("json")
+@click.pass_context
 def verify(
+    context: click.Context,
     bundle: Path,
     provider: str,
     threads: int | None,
     max_abs: float | None,
     min_cosine: float | None,
     no_optimize: bool,
+    runtime: str,
     as_json: bool,
 ) -> None:
     """Check a bundle against the outputs that its source gave at export.
@@ -97,7 +109,11 @@ def verify(
     Example:
       tfx verify
       tfx verify my-model --provider cuda --json
+      tfx verify my-model --runtime node
     """  # noqa: D301 - click wants the backspace character
+    if runtime != "python":
+        _verify_by_app(context, bundle, runtime, threads, as_json)
+        return
     from .bundle import Bundle
     from .parity import Tolerance, verify_bundle
 
@@ -129,6 +145,24 @@ def verify(
     report.check()
     if not as_json:
         click.echo(f"{report.summary()}, on {where(report.provider, report.placement)}")
+
+
+def _verify_by_app(context: click.Context, bundle: Path, runtime: str, threads: int | None, as_json: bool) -> None:
+    from . import app_verify
+
+    for name in ("provider", "max_abs", "min_cosine", "no_optimize"):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} is for --runtime python; an app keeps to the bundle's own tolerance")
+    code, report = app_verify.verify_by_app(bundle, runtime, threads)
+    if as_json:
+        show.print_json(report)
+    else:
+        show.print_table(
+            ("stage", "checked", "max abs", "cosine", "verdict"), app_verify.rows(report), left=("stage", "verdict")
+        )
+        click.echo(app_verify.verdict(report), err=code != 0)
+    context.exit(code)
 
 
 @click.command()
