@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -57,12 +58,12 @@ def split_off(pre_tokenizer: pre_tokenizers.PreTokenizer, beside: str, gone: boo
     for start in range(0, len(POINTS), CHUNK):
         points = POINTS[start : start + CHUNK]
         text = beside + beside.join(map(chr, points)) + beside
-        pieces = {offsets for _, offsets in pre_tokenizer.pre_tokenize_str(text)}
-        covered = {place for first, last in pieces for place in range(first, last)}
-        for i, point in enumerate(points):
-            place = 2 * i + 1
-            if place not in covered if gone else (place, place + 1) in pieces:
-                found.add(point)
+        pieces = [offsets for _, offsets in pre_tokenizer.pre_tokenize_str(text)]
+        if gone:
+            places = {end for (_, end), (start, _) in itertools.pairwise(pieces) if end < start}
+        else:
+            places = {start for start, end in pieces if end == start + 1}
+        found.update(points[place // 2] for place in places if place % 2)  # the others are `beside`
     return found
 
 
@@ -80,7 +81,12 @@ def combining_ranks(decomposed: dict[int, str]) -> dict[int, int]:
 
     low, high = "\u0334", "\u0345"  # classes 1 and 240, the lowest and the highest there are
     alone = [chr(point) for point in POINTS if point not in decomposed]
-    marks = [mark for mark in alone if greater(mark, low) or greater(high, mark)]
+    marks = []
+    for start in range(0, len(alone), CHUNK):
+        chunk = alone[start : start + CHUNK]
+        lower = nfd("".join("a" + high + mark for mark in chunk))[1::3]  # moved before the high one
+        higher = nfd("".join("a" + mark + low for mark in chunk))[2::3]  # moved behind the low one
+        marks += [mark for mark, *moved in zip(chunk, lower, higher, strict=True) if mark in moved]
     classes: list[str] = []  # one mark of each, ascending
     members: dict[str, list[str]] = {}
     for mark in marks:

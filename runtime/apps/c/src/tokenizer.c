@@ -84,8 +84,8 @@ tfx_status tfx_tokenizer_open(const char *path, int64_t max_length, tfx_tokenize
         status = tfx_json_parse(content, size, name, &json, error);
     }
     if (status == TFX_OK) {
-        status = cJSON_IsObject(json) ? read_parts(made, json, name, error)
-                                      : tfx_json_wrong(json, name, "an object", error);
+        status =
+            cJSON_IsObject(json) ? read_parts(made, json, name, error) : tfx_json_wrong(json, name, "an object", error);
     }
     cJSON_Delete(json);
     free(content);
@@ -144,8 +144,8 @@ static tfx_status to_ids(const tfx_tokenizer *tokenizer, const tfx_pieces *piece
     for (size_t i = 0; i < pieces->count && status == TFX_OK; i++) {
         const tfx_piece *piece = pieces->items + i;
         if (piece->id == TFX_NO_TOKEN) {
-            status = tfx_model_run(&tokenizer->model, pieces->text.data + piece->start, piece->size, ids, &scratch,
-                                   error);
+            status =
+                tfx_model_run(&tokenizer->model, pieces->text.data + piece->start, piece->size, ids, &scratch, error);
         } else if (!tfx_ids_add(ids, piece->id)) {
             status = tfx_no_memory(error);
         }

@@ -12,8 +12,7 @@
 /* --- reading ------------------------------------------------------------------------------------------------------ */
 
 /* Read a string that may be missing or null; NULL then. */
-static tfx_status read_optional(const cJSON *json, const char *key, const char *where, char **value,
-                                tfx_error *error) {
+static tfx_status read_optional(const cJSON *json, const char *key, const char *where, char **value, tfx_error *error) {
     const char *text;
     if (tfx_json_given(json, key) == NULL) {
         return TFX_OK;

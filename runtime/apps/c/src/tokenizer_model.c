@@ -57,7 +57,8 @@ void tfx_model_free(tfx_model *model) {
 }
 
 tfx_status tfx_no_unk(const tfx_model *model, tfx_error *error) {
-    return tfx_fail(error, TFX_INPUT, "has a word that is not in the vocabulary, and neither is the unknown token \"%s\"",
+    return tfx_fail(error, TFX_INPUT,
+                    "has a word that is not in the vocabulary, and neither is the unknown token \"%s\"",
                     model->unk == NULL ? "" : model->unk);
 }
 
@@ -90,7 +91,8 @@ static size_t longest_entry(const tfx_model *model, const char *text, size_t sta
     }
     for (size_t length = most; length > 0; length--) {
         const bool whole = start + length == size || ((unsigned char)text[start + length] & 0xC0U) != 0x80U;
-        if (whole && tfx_vocab_find_parts(&model->vocab, hashes[length - 1], head, head_size, text + start, length, id)) {
+        if (whole &&
+            tfx_vocab_find_parts(&model->vocab, hashes[length - 1], head, head_size, text + start, length, id)) {
             return length;
         }
     }
@@ -131,15 +133,13 @@ tfx_status tfx_model_run(const tfx_model *model, const char *text, size_t size, 
                          tfx_error *error) {
     uint32_t id;
     switch (model->kind) {
-        case TFX_MODEL_WORDPIECE:
-            return run_wordpiece(model, text, size, ids, scratch, error);
+        case TFX_MODEL_WORDPIECE: return run_wordpiece(model, text, size, ids, scratch, error);
         case TFX_MODEL_WORDLEVEL:
             if (!tfx_vocab_find(&model->vocab, text, size, &id)) {
                 return add_unk(model, ids, error);
             }
             return tfx_ids_add(ids, id) ? TFX_OK : tfx_no_memory(error);
-        case TFX_MODEL_BPE:
-            return tfx_bpe_run(model, text, size, ids, scratch, error);
+        case TFX_MODEL_BPE: return tfx_bpe_run(model, text, size, ids, scratch, error);
     }
     return TFX_OK;
 }

@@ -36,8 +36,7 @@ static tfx_status read_replace(tfx_normal *step, const cJSON *json, const char *
     return step->from.size > 0 ? TFX_OK : tfx_json_wrong(NULL, path, "a String that is not empty", error);
 }
 
-static tfx_status read_one(tfx_normal *step, const char *type, const cJSON *json, const char *where,
-                           tfx_error *error) {
+static tfx_status read_one(tfx_normal *step, const char *type, const cJSON *json, const char *where, tfx_error *error) {
     char path[TFX_WHERE];
     if (strcmp(type, "BertNormalizer") == 0) {
         return read_bert(step, json, where, error);
@@ -212,7 +211,8 @@ static tfx_status run_replace(const tfx_normal *step, tfx_points *points, tfx_er
 
 static tfx_status run_prepend(const tfx_normal *step, tfx_points *points, tfx_error *error) {
     tfx_points made = {0};
-    return points->size == 0 ? TFX_OK : become(points, made, add_all(&made, &step->to) && add_all(&made, points), error);
+    return points->size == 0 ? TFX_OK
+                             : become(points, made, add_all(&made, &step->to) && add_all(&made, points), error);
 }
 
 uint32_t tfx_byte_point(unsigned char byte) {
@@ -238,24 +238,14 @@ static tfx_status run_bytes(tfx_points *points, tfx_error *error) {
 
 static tfx_status run_step(const tfx_normal *step, tfx_points *points, tfx_error *error) {
     switch (step->kind) {
-        case TFX_NORMAL_BERT:
-            return run_bert(step, points, error);
-        case TFX_NORMAL_LOWER:
-            return run_lower(points, error);
-        case TFX_NORMAL_FORM:
-            return tfx_unicode_form(points, step->compatible, step->compose, error);
-        case TFX_NORMAL_NO_ACCENTS:
-            remove_class(points, TFX_IS_COMBINING);
-            return TFX_OK;
-        case TFX_NORMAL_STRIP:
-            run_strip(step, points);
-            return TFX_OK;
-        case TFX_NORMAL_REPLACE:
-            return run_replace(step, points, error);
-        case TFX_NORMAL_PREPEND:
-            return run_prepend(step, points, error);
-        case TFX_NORMAL_BYTES:
-            return run_bytes(points, error);
+        case TFX_NORMAL_BERT: return run_bert(step, points, error);
+        case TFX_NORMAL_LOWER: return run_lower(points, error);
+        case TFX_NORMAL_FORM: return tfx_unicode_form(points, step->compatible, step->compose, error);
+        case TFX_NORMAL_NO_ACCENTS: remove_class(points, TFX_IS_COMBINING); return TFX_OK;
+        case TFX_NORMAL_STRIP: run_strip(step, points); return TFX_OK;
+        case TFX_NORMAL_REPLACE: return run_replace(step, points, error);
+        case TFX_NORMAL_PREPEND: return run_prepend(step, points, error);
+        case TFX_NORMAL_BYTES: return run_bytes(points, error);
     }
     return TFX_OK;
 }

@@ -113,13 +113,7 @@ typedef enum tfx_pattern {
     TFX_PATTERN_GPT2
 } tfx_pattern;
 
-typedef enum tfx_behavior {
-    TFX_REMOVED,
-    TFX_ISOLATED,
-    TFX_WITH_PREVIOUS,
-    TFX_WITH_NEXT,
-    TFX_CONTIGUOUS
-} tfx_behavior;
+typedef enum tfx_behavior { TFX_REMOVED, TFX_ISOLATED, TFX_WITH_PREVIOUS, TFX_WITH_NEXT, TFX_CONTIGUOUS } tfx_behavior;
 
 typedef struct tfx_split {
     bool bytes; /* not a split: bytes are written as the characters that stand for them */
@@ -165,10 +159,10 @@ typedef enum tfx_model_kind { TFX_MODEL_WORDPIECE, TFX_MODEL_WORDLEVEL, TFX_MODE
 typedef struct tfx_model {
     tfx_model_kind kind;
     tfx_vocab vocab;
-    char *unk;        /* NULL: none */
-    int64_t unk_id;   /* TFX_NO_TOKEN where the vocabulary does not have it */
-    char *prefix;     /* WordPiece: in front of what continues a word */
-    int64_t longest;  /* WordPiece: characters of the longest word that is taken apart */
+    char *unk;       /* NULL: none */
+    int64_t unk_id;  /* TFX_NO_TOKEN where the vocabulary does not have it */
+    char *prefix;    /* WordPiece: in front of what continues a word */
+    int64_t longest; /* WordPiece: characters of the longest word that is taken apart */
     tfx_bpe bpe;
 } tfx_model;
 

@@ -104,12 +104,9 @@ static bool next_word(const char *text, size_t at, size_t end, size_t *start, si
 
 bool tfx_pattern_next(const tfx_split *split, const char *text, size_t at, size_t end, size_t *start, size_t *stop) {
     switch (split->pattern) {
-        case TFX_PATTERN_CLASS:
-            return next_class(split, text, at, end, start, stop);
-        case TFX_PATTERN_LITERAL:
-            return next_literal(split->literal, text, at, end, start, stop);
-        case TFX_PATTERN_WORDS:
-            return next_word(text, at, end, start, stop);
+        case TFX_PATTERN_CLASS: return next_class(split, text, at, end, start, stop);
+        case TFX_PATTERN_LITERAL: return next_literal(split->literal, text, at, end, start, stop);
+        case TFX_PATTERN_WORDS: return next_word(text, at, end, start, stop);
         case TFX_PATTERN_GPT2:
             *start = at;
             *stop = gpt2(text, at, end);
