@@ -1,6 +1,10 @@
 /** A bundle's folder: the manifest, and files that are checked by size and sha256. */
 
-import { TfxError } from "./errors.mjs";
+import { EXIT, TfxError, reason } from "./errors.mjs";
+import { bytesOf, externalData } from "./external.mjs";
+import { MANIFEST_NAME, parseManifest } from "./manifest.mjs";
+
+const ONE_BUFFER = 2 ** 31; // what any engine holds in one piece
 
 /**
  * @callback Read
@@ -39,12 +43,14 @@ import { TfxError } from "./errors.mjs";
  */
 
 export class Bundle {
+  #kept = new Map();
+
   /**
    * Made by readBundle.
    *
    * @param {Manifest} manifest
    * @param {Read} read
-   * @param {Digest | undefined} digest
+   * @param {Digest} [digest]
    */
   constructor(manifest, read, digest) {
     this.manifest = manifest;
@@ -60,7 +66,18 @@ export class Bundle {
    * @throws {TfxError} not listed, missing, of another size, altered, or too large for one buffer
    */
   async file(name) {
-    throw new TfxError(`${name}: not written yet`);
+    if (!this.#kept.has(name)) {
+      if (!Object.hasOwn(this.manifest.files, name)) throw new TfxError(`${MANIFEST_NAME}: "${name}" is not among the files`);
+      const wanted = this.manifest.files[name];
+      if (wanted.bytes >= ONE_BUFFER) {
+        throw new TfxError(`${name}: ${wanted.bytes} bytes are more than one buffer holds here; at most ${ONE_BUFFER - 1}`, EXIT.machine);
+      }
+      const bytes = await this.#whole(name);
+      const problem = problemOf(name, wanted, bytes && { bytes: bytes.length, sha256: await sha256(bytes) });
+      if (problem !== null) throw new TfxError(problem);
+      this.#kept.set(name, bytes);
+    }
+    return this.#kept.get(name);
   }
 
   /**
@@ -68,7 +85,58 @@ export class Bundle {
    *
    * @param {string} name
    */
-  release(name) {}
+  release(name) {
+    this.#kept.delete(name);
+  }
+
+  /**
+   * Check one file, without holding it where the host can hash a stream.
+   *
+   * @param {string} name
+   * @returns {Promise<string | null>} what is wrong with it
+   */
+  async check(name) {
+    if (this.digest !== undefined) return problemOf(name, this.manifest.files[name], await this.digest(name));
+    try {
+      await this.file(name);
+      return null;
+    } catch (error) {
+      if (error instanceof TfxError && error.exitCode === EXIT.input) return error.message;
+      throw error;
+    }
+  }
+
+  /**
+   * Check that the model's external data is among the files and long enough.
+   *
+   * @param {import("./external.mjs").Bytes} [model] random access to the model; its checked bytes by default
+   * @returns {Promise<string[]>} the files beside the model
+   * @throws {TfxError}
+   */
+  async externalFiles(model) {
+    const { files, model: entry } = this.manifest;
+    const ends = new Map();
+    for (const { location, end } of externalData(model ?? bytesOf(await this.file(entry.file)), entry.file)) {
+      ends.set(location, Math.max(end, ends.get(location) ?? 0));
+    }
+    for (const [location, end] of ends) {
+      if (!Object.hasOwn(files, location)) {
+        throw new TfxError(`${entry.file}: external data "${location}" (${end} bytes) is not among the files`);
+      }
+      if (files[location].bytes < end) {
+        throw new TfxError(`${location}: found ${files[location].bytes} bytes, wanted at least ${end}; the file is incomplete`);
+      }
+    }
+    return [...ends.keys()];
+  }
+
+  async #whole(name) {
+    try {
+      return await this.read(name);
+    } catch (error) {
+      throw error instanceof TfxError ? error : new TfxError(`${name}: cannot be read: ${reason(error)}`);
+    }
+  }
 }
 
 /**
@@ -80,7 +148,19 @@ export class Bundle {
  * @throws {TfxError} exit code 2
  */
 export async function readBundle(read, { verify = true, onProgress, digest } = {}) {
-  throw new TfxError("not written yet");
+  let bytes;
+  try {
+    bytes = await read(MANIFEST_NAME);
+  } catch (error) {
+    throw error instanceof TfxError ? error : new TfxError(`${MANIFEST_NAME}: cannot be read: ${reason(error)}`);
+  }
+  if (bytes === null) throw new TfxError(`not a bundle: it has no ${MANIFEST_NAME}`);
+  const bundle = new Bundle(parseManifest(bytes), read, digest);
+  if (verify) {
+    const { problem } = await checkFiles(bundle, onProgress);
+    if (problem !== null) throw new TfxError(problem);
+  }
+  return bundle;
 }
 
 /**
@@ -88,8 +168,40 @@ export async function readBundle(read, { verify = true, onProgress, digest } = {
  *
  * @param {Bundle} bundle
  * @param {Progress} [onProgress]
- * @returns {Promise<{checked: number, problem: string | null}>} the first file that is missing, short or altered
+ * @returns {Promise<{checked: number, problem: string | null}>} how many are whole, and the first that is missing,
+ *   short or altered
  */
 export async function checkFiles(bundle, onProgress) {
-  throw new TfxError("not written yet");
+  const files = Object.entries(bundle.manifest.files);
+  const total = files.reduce((sum, [, entry]) => sum + entry.bytes, 0);
+  let done = 0;
+  for (const [checked, [name, entry]] of files.entries()) {
+    onProgress?.({ file: name, done, total });
+    const problem = await bundle.check(name);
+    if (problem !== null) return { checked, problem };
+    done += entry.bytes;
+    onProgress?.({ file: name, done, total });
+  }
+  return { checked: files.length, problem: null };
+}
+
+function problemOf(name, wanted, found) {
+  if (found === null) return `${name}: found nothing, wanted ${wanted.bytes} bytes`;
+  if (found.bytes !== wanted.bytes) {
+    return `${name}: found ${found.bytes} bytes, wanted ${wanted.bytes}; the file is incomplete or altered`;
+  }
+  return found.sha256 === wanted.sha256 ? null : `${name}: altered: its sha256 is not the one in ${MANIFEST_NAME}`;
+}
+
+/**
+ * @param {Uint8Array} bytes
+ * @returns {Promise<string>} in hexadecimal
+ * @throws {TfxError} a page that is not served securely has no crypto.subtle
+ */
+export async function sha256(bytes) {
+  if (globalThis.crypto?.subtle === undefined) {
+    throw new TfxError("sha256: crypto.subtle is missing; serve the page from localhost or by https", EXIT.machine);
+  }
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -1,6 +1,9 @@
 /** Texts to vectors, and arrays to arrays, through one onnxruntime session. */
 
-import { TfxError } from "./errors.mjs";
+import { EXIT, TfxError, reason, wrong } from "./errors.mjs";
+import { checkFeeds, pad } from "./feeds.mjs";
+import { ARRAYS, fromFloat16, rowOf, sizeOf } from "./tensors.mjs";
+import { TextTokenizer } from "./text.mjs";
 
 /**
  * @typedef {object} Tokens
@@ -13,9 +16,16 @@ import { TfxError } from "./errors.mjs";
  * @property {number[]} shape
  * @property {Float32Array | Float64Array | Int32Array | BigInt64Array | Uint8Array | Int8Array} data
  *
+ * @typedef {object} TextOptions
+ * @property {number} [batchSize] texts in one call, 32 by default
+ * @property {(done: number, total: number) => void} [onProgress] told after each call how many texts are done
+ * @property {(text: number, cut: number) => void} [onCut] told of each text that is longer than the model takes, and
+ *   how many tokens were cut off
+ *
  * @typedef {object} Load what InferenceSession.create takes
  * @property {string | Uint8Array} model a path or the bytes
  * @property {object} [options] further session options, such as externalData
+ * @property {() => void} [done] called when the model is loaded or was refused
  */
 
 /**
@@ -27,7 +37,23 @@ import { TfxError } from "./errors.mjs";
  * @returns {object} for InferenceSession.create
  */
 export function sessionOptions(manifest, { provider = "cpu", threads, cores = 1 } = {}) {
-  throw new TfxError("not written yet");
+  if (threads !== undefined && (!Number.isSafeInteger(threads) || threads < 1)) throw wrong("threads", threads, "at least 1");
+  const options = { executionProviders: [provider], interOpNumThreads: 1, logSeverityLevel: 4 };
+  if (provider === "webgpu") return options;
+  const tuned = manifest.tuning ?? { threads: null, spinning: null };
+  const inside = threads ?? ((tuned.threads ?? 0) <= cores ? tuned.threads : null);
+  return {
+    ...options,
+    ...(inside ? { intraOpNumThreads: inside } : {}),
+    // No plan per shape: the arena is shared by calls of every shape, and stays as large as the largest.
+    enableMemPattern: false,
+    enableCpuMemArena: true,
+    extra: {
+      ...(tuned.spinning === false ? { session: { intra_op: { allow_spinning: "0" } } } : {}),
+      // Slower on the CPU than what it replaces.
+      optimization: { disable_specified_optimizers: "SkipLayerNormFusion" },
+    },
+  };
 }
 
 export class Encoder {
@@ -37,6 +63,21 @@ export class Encoder {
   provider;
   /** @type {string} such as "onnxruntime 1.30.0" */
   runtime;
+
+  #ort;
+  #session;
+  #tokenizer;
+  #last = Promise.resolve(); // calls wait for each other: a session in a browser runs one at a time
+
+  /** Made by Encoder.open. */
+  constructor({ manifest, provider, ort, session, tokenizer }) {
+    this.manifest = manifest;
+    this.provider = provider;
+    this.runtime = runtimeName(ort);
+    this.#ort = ort;
+    this.#session = session;
+    this.#tokenizer = tokenizer;
+  }
 
   /**
    * Load the model and the tokenizer of a bundle.
@@ -55,8 +96,21 @@ export class Encoder {
    * @returns {Promise<Encoder>}
    * @throws {TfxError} exit code 2: the bundle; 3: this onnxruntime or machine cannot
    */
-  static async open(options) {
-    throw new TfxError("not written yet");
+  static async open({ ort, bundle, Tokenizer, provider = "cpu", threads, cores = 1, load = loadBytes, ...more }) {
+    const { manifest } = bundle;
+    const tokenizer = manifest.tokenizer === null || Tokenizer === undefined ? null : await openTokenizer(bundle, Tokenizer);
+    const options = { ...sessionOptions(manifest, { provider, threads, cores }), ...more.sessionOptions };
+    const loaded = await load(bundle);
+    let session;
+    try {
+      session = await ort.InferenceSession.create(loaded.model, { ...options, ...loaded.options });
+    } catch (error) {
+      throw loadError(error, manifest.model, runtimeName(ort));
+    } finally {
+      loaded.done?.();
+    }
+    checkGraph(session, manifest);
+    return new Encoder({ manifest, provider, ort, session, tokenizer });
   }
 
   /**
@@ -66,30 +120,61 @@ export class Encoder {
    *   does not treat as the model's tokenizer does; text and character are named
    */
   tokenize(texts) {
-    throw new TfxError("not written yet");
+    if (this.#tokenizer === null) throw new TfxError("this bundle has no tokenizer, so it takes arrays and no text");
+    if (!Array.isArray(texts)) throw wrong("texts", texts, "an array of strings");
+    if (texts.length === 0) throw new TfxError("texts: found an empty array, wanted at least one text");
+    return texts.map((text, i) => this.#tokenizer.encode(text, `texts[${i}]`));
   }
 
   /**
    * Return one vector per text, in the order given.
    *
    * @param {string[]} texts
-   * @param {{batchSize?: number, onProgress?: (done: number, total: number) => void}} [options]
+   * @param {TextOptions} [options]
    * @returns {Promise<Float32Array[]>}
    * @throws {TfxError} as tokenize, or the bundle has no pooling
    */
-  async embed(texts, { batchSize = 32, onProgress } = {}) {
-    throw new TfxError("not written yet");
+  async embed(texts, options = {}) {
+    const { pooling } = this.manifest;
+    if (pooling === null) throw new TfxError("this bundle has no pooling, so a text has no one vector; ask for raw outputs");
+    const vectors = new Array(texts?.length);
+    await this.#batches(texts, options, [pooling.output], (i, row, outputs) => {
+      const { data } = rowOf(outputs[pooling.output], row);
+      vectors[i] = data instanceof Float32Array ? data : Float32Array.from(data, Number);
+    });
+    return vectors;
   }
 
   /**
    * Return every output of every text, cut to the text's own length.
    *
    * @param {string[]} texts
-   * @param {{batchSize?: number}} [options]
+   * @param {TextOptions} [options]
    * @returns {Promise<Record<string, Tensor>[]>} one per text, without the batch axis
    */
-  async runTexts(texts, { batchSize = 32 } = {}) {
-    throw new TfxError("not written yet");
+  async runTexts(texts, options = {}) {
+    const { outputs: specs } = this.manifest;
+    const results = new Array(texts?.length);
+    await this.#batches(texts, options, undefined, (i, row, outputs, length) => {
+      results[i] = Object.fromEntries(
+        specs.map(({ name, shape }) => [name, rowOf(outputs[name], row, shape[1] === "sequence" ? length : null)]),
+      );
+    });
+    return results;
+  }
+
+  /** Tokenize, run neighbours in length together, and hand out each text's row. */
+  async #batches(texts, { batchSize = 32, onProgress, onCut }, outputs, take) {
+    if (!Number.isSafeInteger(batchSize) || batchSize < 1) throw wrong("batchSize", batchSize, "at least 1");
+    const encodings = this.tokenize(texts);
+    encodings.forEach(({ cut }, i) => cut > 0 && onCut?.(i, cut));
+    const order = Array.from(encodings.keys()).sort((one, other) => encodings[other].ids.length - encodings[one].ids.length);
+    for (let start = 0; start < order.length; start += batchSize) {
+      const rows = order.slice(start, start + batchSize);
+      const found = await this.run(pad(rows.map((i) => encodings[i]), this.manifest), outputs);
+      rows.forEach((i, row) => take(i, row, found, encodings[i].ids.length));
+      onProgress?.(start + rows.length, order.length);
+    }
   }
 
   /**
@@ -99,13 +184,124 @@ export class Encoder {
    *   data with its shape, or nested arrays. Integers are cast where nothing is lost; floats for integers are refused.
    *   A missing mask attends everywhere, missing segment ids are zeros.
    * @param {string[]} [outputs] names, all by default
-   * @returns {Promise<Record<string, Tensor>>}
+   * @returns {Promise<Record<string, Tensor>>} a batch of 0 rows gives outputs of 0 rows without running
    * @throws {TfxError} names the input, what was found and what was wanted
    */
   async run(feeds, outputs) {
-    throw new TfxError("not written yet");
+    const specs = this.manifest.outputs;
+    const names = outputs ?? specs.map((spec) => spec.name);
+    for (const name of names) {
+      if (!specs.some((spec) => spec.name === name)) throw wrong("outputs", name, `only ${specs.map((spec) => spec.name).join(", ")}`);
+    }
+    const { tensors, sizes } = checkFeeds(feeds, this.manifest);
+    if (sizes.get("batch") === 0) return emptyOutputs(specs.filter((spec) => names.includes(spec.name)), sizes);
+    if (this.#session === null) throw new TfxError("the encoder was disposed of");
+    const turn = this.#last.then(() => this.#run(tensors, names));
+    this.#last = turn.catch(() => {});
+    return turn;
   }
 
-  /** Give the session's memory back. */
-  async dispose() {}
+  async #run(tensors, names) {
+    if (this.#session === null) throw new TfxError("the encoder was disposed of");
+    const { Tensor } = this.#ort;
+    const feeds = {};
+    for (const [name, { dtype, data, shape }] of Object.entries(tensors)) feeds[name] = new Tensor(dtype, data, shape);
+    let found;
+    try {
+      found = await this.#session.run(feeds, names);
+    } catch (error) {
+      throw runError(error);
+    }
+    const results = {};
+    for (const name of names) {
+      const { type: dtype, dims: shape } = found[name];
+      const data = await found[name].getData(); // from a GPU where it is there
+      results[name] = { dtype, shape: Array.from(shape), data: dtype === "float16" ? halves(data) : data };
+      found[name].dispose();
+    }
+    return results;
+  }
+
+  /** Give the session's memory back, when the calls that run have ended. */
+  async dispose() {
+    const session = this.#session;
+    this.#session = null;
+    await this.#last;
+    await session?.release();
+  }
+}
+
+/** Newer engines give Float16Array, the others the bits. */
+const halves = (data) => (data instanceof Uint16Array ? fromFloat16(data) : Float32Array.from(data));
+
+function emptyOutputs(specs, sizes) {
+  const outputs = {};
+  for (const { name, dtype, shape: axes } of specs) {
+    const shape = axes.map((axis) => (typeof axis === "number" ? axis : (sizes.get(axis) ?? 0)));
+    const Kind = dtype === "float16" ? Float32Array : ARRAYS[dtype];
+    outputs[name] = { dtype, shape, data: new Kind(sizeOf(shape)) };
+  }
+  return outputs;
+}
+
+async function loadBytes(bundle) {
+  const { file } = bundle.manifest.model;
+  const beside = await bundle.externalFiles();
+  const model = await bundle.file(file);
+  const externalData = [];
+  for (const path of beside) externalData.push({ path, data: await bundle.file(path) });
+  return {
+    model,
+    options: externalData.length > 0 ? { externalData } : {},
+    done: () => [file, ...beside].forEach((name) => bundle.release(name)),
+  };
+}
+
+async function openTokenizer(bundle, Tokenizer) {
+  const { tokenizer, max_length: longest } = bundle.manifest;
+  const limits = [tokenizer.max_length, longest].filter((limit) => limit != null);
+  const bytes = await bundle.file(tokenizer.file);
+  bundle.release(tokenizer.file);
+  return new TextTokenizer(bytes, Tokenizer, limits.length > 0 ? Math.min(...limits) : null, tokenizer.file);
+}
+
+/** Refuse a graph whose inputs or outputs are not those of the manifest. */
+function checkGraph(session, manifest) {
+  for (const [kind, found, specs] of [
+    ["inputs", session.inputMetadata, manifest.inputs],
+    ["outputs", session.outputMetadata, manifest.outputs],
+  ]) {
+    const list = (entries) => entries.map(([name, dtype]) => `${name} ${dtype}`).sort().join(", ");
+    const [is, wanted] = [list(found.map((each) => [each.name, each.type])), list(specs.map((each) => [each.name, each.dtype]))];
+    if (is !== wanted) throw new TfxError(`${manifest.model.file}: found ${kind} ${is}, tfx.json says ${wanted}`);
+  }
+}
+
+function runtimeName(ort) {
+  const versions = ort.env?.versions ?? {};
+  return `onnxruntime ${versions.node ?? versions.web ?? versions.common ?? "of an unknown version"}`;
+}
+
+const MEMORY = /bad.?alloc|failed to allocate|out of memory|allocation failed|invalid array length/i;
+
+function loadError(error, model, runtime) {
+  const why = reason(error);
+  if (MEMORY.test(why)) return new TfxError(`${model.file}: out of memory: ${why}`, EXIT.machine);
+  if (/unsupported model ir version|opset \d+ is under development|opset.*(not supported|max)/i.test(why)) {
+    return new TfxError(
+      `${model.file}: IR version ${model.ir_version}, opset ${model.opset} is newer than this ${runtime} reads; ` +
+        `install a newer one, or export with --target web or portable: ${why}`,
+      EXIT.machine,
+    );
+  }
+  if (/not.?implemented|could not find an implementation|no available backend|backend not found|webgpu/i.test(why)) {
+    return new TfxError(`${model.file}: does not run on this ${runtime}: ${why}`, EXIT.machine);
+  }
+  return new TfxError(`${model.file}: onnxruntime refuses it: ${why}`);
+}
+
+function runError(error) {
+  const why = reason(error);
+  if (MEMORY.test(why)) return new TfxError(`run: out of memory: ${why}`, EXIT.machine);
+  return new TfxError(`run: onnxruntime refuses it: ${why}`);
 }

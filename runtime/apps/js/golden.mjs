@@ -1,0 +1,139 @@
+/** The golden: recorded calls in golden.safetensors, read with every bound checked. */
+
+import { TfxError, reason, wrong } from "./errors.mjs";
+import { array, integer, object, required, text } from "./manifest.mjs";
+import { ARRAYS, fromFloat16, sizeOf } from "./tensors.mjs";
+
+export const GOLDEN_NAME = "golden.safetensors";
+
+const MAX_HEADER = 100_000_000; // the bound of the safetensors format
+const MAX_CASES = 10_000;
+const DTYPES = {
+  BOOL: "bool", I8: "int8", I16: "int16", I32: "int32", I64: "int64", U8: "uint8", U16: "uint16", U32: "uint32",
+  U64: "uint64", F16: "float16", F32: "float32", F64: "float64",
+};
+
+/**
+ * @typedef {{dtype: string, shape: number[], data: any}} Tensor
+ *
+ * @typedef {object} GoldenCase
+ * @property {string} id
+ * @property {number} batch
+ * @property {number} sequence
+ * @property {string} pattern
+ * @property {string[]} texts one per row, or none
+ * @property {Record<string, Tensor>} inputs
+ * @property {Record<string, Tensor>} outputs
+ */
+
+/**
+ * @param {Uint8Array} bytes of golden.safetensors
+ * @returns {GoldenCase[]}
+ * @throws {TfxError} the file is damaged; the message says what
+ */
+export function readGolden(bytes) {
+  const { tensors, metadata } = readSafetensors(bytes, GOLDEN_NAME);
+  const cases = caseList(metadata.cases);
+  const byId = new Map(cases.map((each) => [each.id, each]));
+  for (const [key, tensor] of tensors) {
+    const [id, kind, ...rest] = key.split("/");
+    const name = rest.join("/");
+    if (!byId.has(id) || !["inputs", "outputs"].includes(kind) || name === "") {
+      throw new TfxError(`${GOLDEN_NAME}: tensor ${key} belongs to no case`);
+    }
+    byId.get(id)[kind][name] = tensor;
+  }
+  for (const { id, inputs, outputs } of cases) {
+    if (Object.keys(inputs).length === 0 || Object.keys(outputs).length === 0) {
+      throw new TfxError(`${GOLDEN_NAME}: case ${id} has no inputs or no outputs`);
+    }
+  }
+  return cases;
+}
+
+function caseList(listing) {
+  if (typeof listing !== "string") throw new TfxError(`${GOLDEN_NAME}: no case list in the metadata`);
+  let parsed;
+  try {
+    parsed = JSON.parse(listing);
+  } catch (error) {
+    throw new TfxError(`${GOLDEN_NAME}: the case list is not JSON: ${reason(error)}`);
+  }
+  const cases = array(parsed, `${GOLDEN_NAME}: cases`).map((value, i) => {
+    const where = `${GOLDEN_NAME}: cases[${i}]`;
+    const entry = object(value, where);
+    const batch = integer(required(entry, "batch", where), `${where}.batch`, 1);
+    const texts = array(entry.texts ?? [], `${where}.texts`);
+    texts.forEach((each, j) => text(each, `${where}.texts[${j}]`, true));
+    if (texts.length !== 0 && texts.length !== batch) {
+      throw new TfxError(`${where}.texts: found ${texts.length}, wanted one for each of ${batch} rows`);
+    }
+    return {
+      id: text(required(entry, "id", where), `${where}.id`),
+      batch,
+      sequence: integer(required(entry, "sequence", where), `${where}.sequence`, 1),
+      pattern: text(required(entry, "pattern", where), `${where}.pattern`),
+      texts,
+      inputs: {},
+      outputs: {},
+    };
+  });
+  if (cases.length < 1 || cases.length > MAX_CASES) {
+    throw new TfxError(`${GOLDEN_NAME}: found ${cases.length} cases, wanted 1 to ${MAX_CASES}`);
+  }
+  const slashed = cases.find((each) => each.id.includes("/"));
+  if (slashed !== undefined) throw new TfxError(`${GOLDEN_NAME}: case id "${slashed.id}" has a slash`);
+  if (new Set(cases.map((each) => each.id)).size !== cases.length) throw new TfxError(`${GOLDEN_NAME}: case ids repeat`);
+  return cases;
+}
+
+/**
+ * @param {Uint8Array} bytes of a safetensors file
+ * @param {string} name of it, for errors
+ * @returns {{tensors: Map<string, Tensor>, metadata: Record<string, string>}} float16 as float32 values
+ * @throws {TfxError}
+ */
+export function readSafetensors(bytes, name) {
+  const bad = (what) => new TfxError(`${name}: not a safetensors file: ${what}`);
+  if (bytes.length < 8) throw bad(`it has ${bytes.length} bytes`);
+  const size = new DataView(bytes.buffer, bytes.byteOffset, 8).getBigUint64(0, true);
+  if (size > BigInt(Math.min(MAX_HEADER, bytes.length - 8))) throw bad(`its header of ${size} bytes does not fit into it`);
+  const start = 8 + Number(size);
+  let header;
+  try {
+    header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, start)));
+  } catch (error) {
+    throw bad(reason(error));
+  }
+  const { __metadata__: metadata = {}, ...entries } = object(header, `${name}: header`);
+  object(metadata, `${name}: __metadata__`);
+  const tensors = new Map();
+  // Tensors lie one behind the other, without gaps, up to the end.
+  let end = 0;
+  const found = Object.entries(entries).map(([key, entry]) => [key, ...checkEntry(entry, `${name}: ${key}`)]);
+  for (const [key, dtype, shape, from, to] of found.sort((one, other) => one[3] - other[3] || one[4] - other[4])) {
+    if (from !== end || to > bytes.length - start) throw bad(`tensor ${key} lies at ${from} to ${to}`);
+    end = to;
+    // A copy, because typed arrays begin at multiples of their size. (A Buffer's own slice would be none.)
+    const kept = new Uint8Array(bytes.subarray(start + from, start + to));
+    const Kind = ARRAYS[dtype];
+    const data = new Kind(kept.buffer, 0, kept.length / Kind.BYTES_PER_ELEMENT);
+    tensors.set(key, dtype === "float16" ? { dtype, shape, data: fromFloat16(data) } : { dtype, shape, data });
+  }
+  if (end !== bytes.length - start) throw bad(`${bytes.length - start - end} bytes follow the last tensor`);
+  return { tensors, metadata };
+}
+
+function checkEntry(value, where) {
+  const entry = object(value, where);
+  const dtype = DTYPES[required(entry, "dtype", where)];
+  if (dtype === undefined) throw wrong(`${where}.dtype`, entry.dtype, `one of ${Object.keys(DTYPES).join(", ")}`);
+  const shape = array(required(entry, "shape", where), `${where}.shape`);
+  shape.forEach((axis, i) => integer(axis, `${where}.shape[${i}]`));
+  const offsets = array(required(entry, "data_offsets", where), `${where}.data_offsets`);
+  if (offsets.length !== 2) throw wrong(`${where}.data_offsets`, offsets, "begin and end");
+  const [from, to] = offsets.map((offset, i) => integer(offset, `${where}.data_offsets[${i}]`));
+  const wanted = sizeOf(shape) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+  if (to - from !== wanted) throw new TfxError(`${where}: found ${to - from} bytes, wanted ${wanted}`);
+  return [dtype, shape, from, to];
+}

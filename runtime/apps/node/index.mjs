@@ -1,0 +1,190 @@
+/** Texts to vectors from Node: `const encoder = await open(); const [vector] = await encoder.embed(["a text"]);` */
+
+import { createHash } from "node:crypto";
+import { closeSync, createReadStream, existsSync, fstatSync, openSync, readSync } from "node:fs";
+import { readFile, realpath, stat } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { availableParallelism } from "node:os";
+import path from "node:path";
+import { fileURLToPath } from "node:url";
+
+import { readBundle } from "./core/bundle.mjs";
+import { selfCheck as check, reportLines } from "./core/check.mjs";
+import { Encoder } from "./core/encoder.mjs";
+import { EXIT, TfxError, reason } from "./core/errors.mjs";
+import { MANIFEST_NAME } from "./core/manifest.mjs";
+
+export { EXIT, TfxError, reportLines };
+
+const BUNDLE = "@TFX_BUNDLE@";
+
+/** The bundle this app was made for, a path. */
+export const DEFAULT_BUNDLE = path.resolve(path.dirname(fileURLToPath(import.meta.url)), BUNDLE);
+
+const MAX_MANIFEST = 16 * 2 ** 20;
+const INSTALL = "run: npm install --ignore-scripts";
+
+/**
+ * Open a bundle: every file is checked, the model and the tokenizer are loaded.
+ *
+ * @param {string} [bundle] its folder
+ * @param {{threads?: number}} [options] threads inside an operator
+ * @returns {Promise<Encoder>}
+ * @throws {TfxError} exitCode 2: the bundle; 3: this machine cannot, and what to do
+ */
+export async function open(bundle = DEFAULT_BUNDLE, options = {}) {
+  return openEncoder(bundle, await read(bundle, true), options);
+}
+
+/**
+ * Check a bundle on this machine against what was recorded when it was exported.
+ *
+ * @param {string} [bundle] its folder
+ * @param {{threads?: number, onProgress?: (state: {stage: string, done: number, total: number}) => void}} [options]
+ * @returns {Promise<{report: import("./core/check.mjs").Report, exitCode: number, lines: string[]}>}
+ * @throws {TfxError} the folder has no manifest that can be read
+ */
+export async function selfCheck(bundle = DEFAULT_BUNDLE, { threads, onProgress } = {}) {
+  const opened = await read(bundle, false);
+  let encoder;
+  const { report, exitCode } = await check({
+    app: "node",
+    bundle: opened,
+    open: async () => (encoder = await openEncoder(bundle, opened, { threads })),
+    library: libraryPath(),
+    onProgress,
+  });
+  await encoder?.dispose();
+  return { report, exitCode, lines: reportLines(report, opened.manifest.tolerance) };
+}
+
+async function openEncoder(folder, bundle, { threads } = {}) {
+  const [ort, { Tokenizer }] = [await onnxruntime(), await load("@huggingface/tokenizers")];
+  return Encoder.open({
+    ort,
+    bundle,
+    Tokenizer,
+    threads,
+    cores: availableParallelism(),
+    // By its path, so that onnxruntime maps the file and finds what lies beside it.
+    load: async () => {
+      const model = path.join(folder, bundle.manifest.model.file);
+      const file = openSync(model, "r");
+      try {
+        await bundle.externalFiles(fileBytes(file));
+      } finally {
+        closeSync(file);
+      }
+      return { model };
+    },
+  });
+}
+
+async function read(folder, verify) {
+  const found = await statOf(folder);
+  if (!found?.isDirectory()) {
+    throw new TfxError(`${folder}: found ${found ? "a file" : "nothing"}, wanted a bundle folder (tfx export makes one)`);
+  }
+  const size = (await statOf(path.join(folder, MANIFEST_NAME)))?.size ?? 0;
+  if (size > MAX_MANIFEST) throw new TfxError(`${MANIFEST_NAME}: found ${size} bytes, wanted at most ${MAX_MANIFEST}`);
+  const bytesOf = async (name) => ((await present(folder, name)) ? readFile(path.join(folder, name)) : null);
+  try {
+    return await readBundle(bytesOf, { verify, digest: (name) => digest(folder, name) });
+  } catch (error) {
+    throw error instanceof TfxError ? new TfxError(`${folder}: ${error.message}`, error.exitCode) : error;
+  }
+}
+
+/** Is the file there, inside the folder? Links inside it are how some volumes present files. */
+async function present(folder, name) {
+  const file = path.join(folder, name);
+  if (!(await statOf(file))?.isFile()) return false;
+  const [inner, outer] = [await realpath(file), await realpath(folder)];
+  if (!inner.startsWith(outer.endsWith(path.sep) ? outer : outer + path.sep)) {
+    throw new TfxError(`${name}: is a link that leaves the bundle`);
+  }
+  return true;
+}
+
+async function statOf(file) {
+  try {
+    return await stat(file);
+  } catch (error) {
+    if (error.code === "ENOENT" || error.code === "ENOTDIR") return null;
+    throw new TfxError(`${file}: cannot be read: ${error.message}`);
+  }
+}
+
+async function digest(folder, name) {
+  if (!(await present(folder, name))) return null;
+  const hash = createHash("sha256");
+  let bytes = 0;
+  try {
+    for await (const chunk of createReadStream(path.join(folder, name), { highWaterMark: 2 ** 20 })) {
+      hash.update(chunk);
+      bytes += chunk.length;
+    }
+  } catch (error) {
+    throw new TfxError(`${name}: cannot be read: ${error.message}`);
+  }
+  return { bytes, sha256: hash.digest("hex") };
+}
+
+/** Random access to an open file through a window: a model is mostly weights, which are jumped over. */
+function fileBytes(file) {
+  const window = Buffer.alloc(2 ** 16);
+  let [start, end] = [0, 0];
+  return {
+    length: fstatSync(file).size,
+    byte(position) {
+      if (position < start || position >= end) {
+        start = position;
+        end = position + readSync(file, window, 0, window.length, position);
+        if (end === start) throw new RangeError("beyond the end");
+      }
+      return window[position - start];
+    },
+    slice(from, to) {
+      if (to - from > window.length) throw new RangeError("a text of an impossible length");
+      const bytes = Buffer.alloc(to - from);
+      readSync(file, bytes, 0, bytes.length, from);
+      return bytes;
+    },
+  };
+}
+
+async function onnxruntime() {
+  const found = await load("onnxruntime-node");
+  const ort = found.default ?? found;
+  ort.env.logLevel = "fatal"; // what goes wrong is in the errors, not to be printed twice
+  return ort;
+}
+
+async function load(name) {
+  try {
+    return await import(name);
+  } catch (error) {
+    const why = reason(error);
+    const platform = `${process.platform}/${process.arch}`;
+    if (error.code === "ERR_MODULE_NOT_FOUND" || (error.code === "MODULE_NOT_FOUND" && !why.includes(".node"))) {
+      throw new TfxError(`${name} is not installed; ${INSTALL}`, EXIT.machine);
+    }
+    if (why.includes("onnxruntime_binding.node")) {
+      throw new TfxError(`${name} has no library for ${platform}, or it does not load here; ${INSTALL}: ${why}`, EXIT.machine);
+    }
+    throw new TfxError(`${name} does not load on ${platform}, Node ${process.version}; ${INSTALL}: ${why}`, EXIT.machine);
+  }
+}
+
+/** Return the path of the onnxruntime library, null where it cannot be found. */
+function libraryPath() {
+  try {
+    const main = createRequire(import.meta.url).resolve("onnxruntime-node");
+    const folder = path.resolve(path.dirname(main), "..", "bin", "napi-v6", process.platform, process.arch);
+    const names = { win32: "onnxruntime.dll", darwin: "libonnxruntime.1.dylib" };
+    const library = path.join(folder, names[process.platform] ?? "libonnxruntime.so.1");
+    return existsSync(library) ? library : null;
+  } catch {
+    return null;
+  }
+}
