@@ -7,6 +7,7 @@ in blocks that always are the same, and a run that is continued takes over the s
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..errors import FeedError, InputError
 from . import embed_rows
 from .bundle import DEFAULT_BUNDLE, Bundle, sha256_file
 from .doctor import default_threads, peak_rss_mb
-from .embed_output import Spool, check_out
+from .embed_output import Spool, check_out, is_complete
 from .manifest import MANIFEST_NAME
 from .schedule import Schedule, by_threads, candidates, packed, tuned
 from .session import MEASURED_ROWS, Session
@@ -68,16 +69,20 @@ class EmbedPlan:
     force: bool = False
 
 
-def embed(plan: EmbedPlan, progress: Progress | None = None) -> dict[str, Any]:
+def embed(
+    plan: EmbedPlan, progress: Progress | None = None, notice: Callable[[str], None] | None = None
+) -> dict[str, Any]:
     """Compute the vector of every text of a file.
 
     Args:
         plan: what is asked for.
-        progress: told after every block.
+        progress: told after every call of the model, from several threads.
+        notice: given a line for a person where an option has no effect.
 
     Returns:
-        rows, dimension, dtype, out, schedule, tried (tokens per second of schedules that were measured), resumed_rows
-        (done by earlier runs), seconds, texts_per_s (of this run), provider, peak_rss_mb.
+        rows, dimension, dtype, out, schedule (None where nothing was left to do), tried (tokens per second of schedules
+        that were measured), resumed_rows (done by earlier runs), seconds, texts_per_s (of this run), provider,
+        peak_rss_mb.
 
     Raises:
         InputError: a wrong input or row, named; an output that exists or cannot be written; a run that cannot be
@@ -93,6 +98,8 @@ def embed(plan: EmbedPlan, progress: Progress | None = None) -> dict[str, Any]:
     rows = embed_rows.count_texts(plan.source, plan.column)
     bundle = Bundle.open(plan.bundle)
     identity = _identity(plan, bundle, rows)
+    if is_complete(plan.out, identity, resume=plan.resume, force=plan.force):
+        return _result(plan, identity, resumed=rows)
     with sigterm_raises():
         spool = Spool.resume(plan.out, identity, force=plan.force) if plan.resume else None
         resumed = 0 if spool is None else spool.done
@@ -101,18 +108,19 @@ def embed(plan: EmbedPlan, progress: Progress | None = None) -> dict[str, Any]:
             schedule, tried = _schedule(plan, bundle, rows)
         else:
             schedule = Schedule.from_json(spool.identity["schedule"])
+            if notice is not None and not _asks_for(plan, schedule):
+                notice(f"the unfinished run's schedule is kept, so that the file is the same: {schedule}")
         # Threads as the schedule wants them, so that the model is loaded once.
         session = Session(bundle, provider=plan.provider, threads=schedule.threads)
         if spool is None:
             identity["schedule"] = schedule.to_json()
             spool = Spool.begin(plan.out, identity, force=plan.force)
         start = time.perf_counter()
+        count = _Count(tell, resumed, rows)
         try:
             texts = islice(embed_rows.read_texts(plan.source, plan.column, resumed), rows - resumed)
-            for vectors in session.run_blocks(session.blocks(texts), schedule, first=resumed):
+            for vectors in session.run_blocks(session.blocks(texts), schedule, first=resumed, done=count):
                 spool.write(np.stack(vectors))
-                rate = (spool.done - resumed) / (time.perf_counter() - start)
-                tell(f"{rate:.0f} texts/s", spool.done, rows)
             seconds = time.perf_counter() - start
             if spool.done != rows:
                 raise InputError(f"{plan.source}: found {spool.done} rows, {rows} at the beginning: it has changed")
@@ -123,18 +131,59 @@ def embed(plan: EmbedPlan, progress: Progress | None = None) -> dict[str, Any]:
         finally:
             spool.close()
     return {
-        "rows": rows,
-        "dimension": identity["dimension"],
-        "dtype": identity["dtype"],
-        "out": str(plan.out),
+        **_result(plan, identity, resumed),
         "schedule": schedule.to_json(),
         "tried": [{**each.to_json(), "tokens_per_s": rate} for each, rate in tried.items()],
-        "resumed_rows": resumed,
         "seconds": seconds,
         "texts_per_s": (rows - resumed) / seconds if rows > resumed else None,
         "provider": session.provider,
+    }
+
+
+def _result(plan: EmbedPlan, identity: Mapping[str, Any], resumed: int) -> dict[str, Any]:
+    """Return what ``embed`` does where nothing is left to do."""
+    return {
+        "rows": identity["rows"],
+        "dimension": identity["dimension"],
+        "dtype": identity["dtype"],
+        "out": str(plan.out),
+        "schedule": None,
+        "tried": [],
+        "resumed_rows": resumed,
+        "seconds": 0.0,
+        "texts_per_s": None,
+        "provider": plan.provider,
         "peak_rss_mb": peak_rss_mb(),
     }
+
+
+class _Count:
+    """Counts rows as calls finish them, and tells how far a run is."""
+
+    def __init__(self, tell: Progress, resumed: int, rows: int) -> None:
+        self._tell = tell
+        self._resumed = resumed
+        self._rows = rows
+        self._done = 0
+        self._start = time.perf_counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, rows: int) -> None:
+        with self._lock:
+            self._done += rows
+            rate = self._done / (time.perf_counter() - self._start)
+            self._tell(f"{rate:.0f} texts/s", self._resumed + self._done, self._rows)
+
+
+def _asks_for(plan: EmbedPlan, schedule: Schedule) -> bool:
+    """Return whether a schedule is what the options ask for, or they ask for none."""
+    cores = plan.threads or schedule.workers * schedule.threads
+    named = {"threads": by_threads(cores), "packed": packed(cores)}.get(plan.schedule, schedule)
+    return (
+        (schedule.workers > 1) == (named.workers > 1)
+        and schedule.workers * schedule.threads == cores
+        and schedule.batch_tokens == (plan.batch_tokens or schedule.batch_tokens)
+    )
 
 
 def _identity(plan: EmbedPlan, bundle: Bundle, rows: int) -> dict[str, Any]:

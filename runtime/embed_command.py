@@ -31,7 +31,9 @@ _SCHEDULES = ("auto", "threads", "packed")  # as embed.SCHEDULES, which is not i
 @click.option(
     "--batch-tokens", type=click.IntRange(min=1), help="Tokens in one call. [default: 256; packed 4096 or more]"
 )
-@click.option("--resume", is_flag=True, help="Continue an unfinished run, or begin one where there is none.")
+@click.option(
+    "--resume", is_flag=True, help="Continue an unfinished run, or begin one; nothing is done where OUT is complete."
+)
 @click.option("--force", is_flag=True, help="Replace an existing --out; without --resume, also begin anew.")
 @shared_options("provider")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use. [default: physical cores]")
@@ -51,10 +53,10 @@ def embed(
 ) -> None:
     """Turn every text of a file into a vector, in order.
 
-    IN is a .txt (a text per line), .jsonl, .csv, .tsv or .parquet file; BUNDLE is the folder to run, tfx-model when it
-    is not given, and must have pooling. All rows are checked before the first is run. Memory stays the same for any
-    number of rows. A run that was ended, even by SIGKILL, goes on with --resume and writes the file that it would have
-    written.
+    IN is a .txt (a text per line; an empty line is a text), .jsonl, .csv, .tsv or .parquet file; BUNDLE is the folder
+    to run, tfx-model when it is not given, and must have pooling. All rows are checked before the first is run. Memory
+    stays the same for any number of rows. A run that was ended, even by SIGKILL, goes on with --resume and writes the
+    file that it would have written.
 
     \b
     Example:
@@ -68,13 +70,16 @@ def embed(
     plan = EmbedPlan(source, out, bundle, column, provider, threads, schedule, batch_tokens, resume, force)
     try:
         with show.bar() as advance:
-            found = run(plan, advance)
+            found = run(plan, advance, lambda line: click.echo(f"notice: {line}", err=True))
     except (KeyboardInterrupt, SystemExit):
         if journal_of(out).exists():
             click.echo("what is done is kept: --resume continues it", err=True)
         raise
     if as_json:
         show.print_json(found)
+        return
+    if found["schedule"] is None:
+        click.echo(f"{out} is complete: {found['rows']} vectors of {found['dimension']}; --force computes them anew")
         return
     resumed = f", {found['resumed_rows']} of them by earlier runs" if found["resumed_rows"] else ""
     rate = "" if found["texts_per_s"] is None else f", {found['texts_per_s']:.0f} texts/s"

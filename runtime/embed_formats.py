@@ -1,14 +1,15 @@
-"""Vectors as JSON lines and as Parquet, written a chunk of rows after the other."""
+"""Vectors as JSON lines and as Parquet, written a chunk of rows after the other; how many a file holds."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["CHUNK", "WRITERS", "write_json", "write_parquet"]
+__all__ = ["CHUNK", "WRITERS", "shape_of", "write_json", "write_parquet"]
 
 CHUNK = 1024
 """Rows in a chunk."""
@@ -61,3 +62,25 @@ def write_parquet(path: Path, chunks: Iterable[np.ndarray]) -> None:
 
 WRITERS: Mapping[str, Callable[[Path, Iterable[np.ndarray]], None]] = {".jsonl": write_json, ".parquet": write_parquet}
 """Ending of a file and what writes it from chunks of rows (n, dimension)."""
+
+
+def shape_of(path: Path) -> tuple[int, int] | None:
+    """Return the rows and the dimension of a ``.npy``, ``.jsonl`` or ``.parquet`` of vectors, None where it is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        if path.suffix == ".npy":
+            found = np.load(path, mmap_mode="r", allow_pickle=False)  # noqa: TID251 - no pickles
+            return (found.shape[0], found.shape[1]) if found.ndim == 2 else None
+        if path.suffix == ".jsonl":
+            with path.open("rb") as file:
+                first = file.readline()
+                return 1 + sum(1 for _ in file), len(json.loads(first)["embedding"])
+        import pyarrow.parquet as parquet
+
+        with parquet.ParquetFile(path) as file:
+            return file.metadata.num_rows, file.schema_arrow.field("embedding").type.list_size
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # also what pyarrow raises
+        return None

@@ -30,10 +30,10 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import InputError
-from .embed_formats import CHUNK, WRITERS
+from .embed_formats import CHUNK, WRITERS, shape_of
 from .swap import flush_entry, folder_problem
 
-__all__ = ["SUFFIXES", "Spool", "check_out", "journal_of"]
+__all__ = ["SUFFIXES", "Spool", "check_out", "is_complete", "journal_of"]
 
 SUFFIXES = (".npy", *WRITERS)
 """Endings of files that can be written."""
@@ -48,7 +48,8 @@ def check_out(out: Path, *, resume: bool, force: bool) -> None:
         force: replace an existing file, and begin anew where a run is unfinished (unless ``resume``).
 
     Raises:
-        InputError: another ending, a folder that is missing or read-only, a file or an unfinished run that is there.
+        InputError: another ending, a folder that is missing or read-only, a file or an unfinished run that is there. A
+            file without an unfinished run is left to ``is_complete`` where a run is to be continued.
         ImportError: a Parquet file is wanted and pyarrow is not installed.
     """
     if out.suffix not in SUFFIXES:
@@ -63,8 +64,25 @@ def check_out(out: Path, *, resume: bool, force: bool) -> None:
     unfinished = journal_of(out).exists()
     if unfinished and not (resume or force):
         raise InputError(f"{out}: an unfinished run is there; --resume continues it, --force begins anew")
-    if out.exists() and not force and not (unfinished and resume):
+    if out.exists() and not force and not resume:
         raise InputError(f"{out}: exists; use --force to replace it")
+
+
+def is_complete(out: Path, identity: Mapping[str, Any], *, resume: bool, force: bool) -> bool:
+    """Return whether a run that is to be continued has nothing left to do: its file is there, and no journal.
+
+    Raises:
+        InputError: the file does not hold as many vectors of that size.
+    """
+    if not resume or force or journal_of(out).exists() or not out.exists():
+        return False
+    wanted = (identity["rows"], identity["dimension"])
+    with _writing(out):
+        found = shape_of(out)
+    if found != wanted:
+        said = "something else" if found is None else f"{found[0]} vectors of {found[1]}"
+        raise InputError(f"{out}: exists with {said}, wanted {wanted[0]} of {wanted[1]}; use --force to replace it")
+    return True
 
 
 class Spool:

@@ -212,18 +212,34 @@ class Session:
         rows = _BLOCK_ROWS if self.bundle.manifest.pooling else _BLOCK_ROWS_WHOLE
         return blocks_of(items, rows, _BLOCK_SIZE, lambda item: len(item) if hasattr(item, "__len__") else 1)
 
-    def run_blocks(self, blocks: Iterable[Sequence[Any]], schedule: Schedule, *, first: int = 0) -> Iterator[list[Any]]:
+    def run_blocks(
+        self,
+        blocks: Iterable[Sequence[Any]],
+        schedule: Schedule,
+        *,
+        first: int = 0,
+        done: Callable[[int], None] | None = None,
+    ) -> Iterator[list[Any]]:
         """Run blocks of items and yield each block's results; a block gives the same bits wherever it stands.
 
         Args:
             blocks: made by ``blocks``.
             schedule: how they are run.
             first: number of the first item.
+            done: told after each call how many items it ran, from several threads.
 
         Raises:
             As ``run_many``.
         """
-        return in_order(blocks, self._encode_items, self.caller(schedule), schedule, padded=self._padded, first=first)
+        call = self.caller(schedule)
+
+        def counted(encodings: list[Encoding]) -> Iterable[Any]:
+            found = call(encodings)
+            if done is not None:
+                done(len(encodings))
+            return found
+
+        return in_order(blocks, self._encode_items, counted, schedule, padded=self._padded, first=first)
 
     def choose_schedule(
         self, items: Sequence[Any], cores: int | None = None, tried: Sequence[Schedule] | None = None

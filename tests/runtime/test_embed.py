@@ -129,11 +129,15 @@ def test_many_rows_are_measured_first(bundle, lines, tmp_path, expected, monkeyp
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
 
 
-def test_progress_is_told(bundle, lines, tmp_path, small_blocks):
+def test_progress_is_told_within_a_block(bundle, lines, tmp_path):
     told = []
-    embed(EmbedPlan(lines, tmp_path / "v.npy", bundle.path), lambda what, done, total: told.append((done, total)))
+    plan = EmbedPlan(lines, tmp_path / "v.npy", bundle.path, batch_tokens=40)
+    embed(plan, lambda what, done, total: told.append((done, total)))
     assert told[0] == (0, 0)
-    assert told[1:] == [(min(300, 16 * (i + 1)), 300) for i in range(19)]
+    done = [rows for rows, _ in told[1:]]
+    assert done == sorted(set(done))
+    assert done[0] < 10
+    assert told[-1] == (300, 300)
 
 
 # Errors: one line, and nothing is written
@@ -170,8 +174,9 @@ def test_a_bundle_that_cannot(tfx, make_bundle, lines, tmp_path):
 
 def test_an_existing_file_is_kept_without_force(tfx, bundle, lines, tmp_path, expected):
     (tmp_path / "v.npy").write_text("mine")
-    for options in ((), ("--resume",)):
-        assert "v.npy: exists; use --force to replace it" in said(tfx("texts.txt", "--out", "v.npy", *options))
+    assert "v.npy: exists; use --force to replace it" in said(tfx("texts.txt", "--out", "v.npy"))
+    message = "v.npy: exists with something else, wanted 300 of 5; use --force to replace it"
+    assert message in said(tfx("texts.txt", "--out", "v.npy", "--resume"))
     assert (tmp_path / "v.npy").read_text() == "mine"
     assert tfx("texts.txt", "--out", "v.npy", "--force").exit_code == 0
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
@@ -185,17 +190,19 @@ class StopError(Exception):
 
 
 def interrupted(plan: EmbedPlan, after: int) -> None:
-    """Run until so many blocks are written."""
-    count = 0
+    """Run until so many blocks, and one more, are written."""
+    write, count = module.Spool.write, 0
 
-    def progress(what, done, total):
+    def stopping(self, vectors):
         nonlocal count
+        write(self, vectors)
         count += 1
-        if count > after + 1:
+        if count > after:
             raise StopError
 
-    with pytest.raises(StopError):
-        embed(plan, progress)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StopError):
+        patch.setattr(module.Spool, "write", stopping)
+        embed(plan)
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 18])
@@ -241,6 +248,47 @@ def test_only_the_same_run_is_continued(make_bundle, bundle, lines, tmp_path, sm
     lines.write_text("".join(f"{text}\n" for text in reversed(texts)))
     with pytest.raises(InputError, match="the unfinished run has input_sha256"):
         embed(EmbedPlan(lines, tmp_path / "v.npy", bundle.path, resume=True))
+
+
+def test_the_schedule_of_the_first_run_is_kept_and_said(bundle, lines, tmp_path, small_blocks):
+    first = {"schedule": "threads", "threads": 2, "batch_tokens": 40}
+    for options, expected in (
+        ({}, 0),
+        (first, 0),
+        ({"batch_tokens": 40}, 0),
+        ({"batch_tokens": 41}, 1),
+        ({"schedule": "packed"}, 1),
+        ({"threads": 3}, 1),
+    ):
+        interrupted(EmbedPlan(lines, tmp_path / "v.npy", bundle.path, force=True, **first), 3)
+        notices = []
+        plan = EmbedPlan(lines, tmp_path / "v.npy", bundle.path, resume=True, force=True, **options)
+        embed(plan, notice=notices.append)
+        assert len(notices) == expected, options
+        assert all("is kept, so that the file is the same: 2 calls at once" in notice for notice in notices)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".jsonl", ".parquet"])
+def test_resume_of_what_is_complete_does_nothing(tfx, bundle, lines, tmp_path, suffix):
+    out = f"v{suffix}"
+    tfx("texts.txt", "--out", out)
+    before = (tmp_path / out).stat().st_mtime_ns
+    result = tfx("texts.txt", "--out", out, "--resume")
+    assert result.exit_code == 0
+    assert result.stdout == f"{out} is complete: 300 vectors of 5; --force computes them anew\n"
+    found = json.loads(tfx("texts.txt", "--out", out, "--resume", "--json").stdout)
+    assert (found["rows"], found["resumed_rows"], found["schedule"]) == (300, 300, None)
+    assert (tmp_path / out).stat().st_mtime_ns == before
+    with lines.open("a") as file:
+        file.write("one more\n")
+    message = f"{out}: exists with 300 vectors of 5, wanted 301 of 5; use --force to replace it"
+    assert message in said(tfx("texts.txt", "--out", out, "--resume"))
+
+
+def test_empty_lines_are_texts(tfx, bundle, tmp_path):
+    (tmp_path / "gaps.txt").write_text("\nthe cat\n\n")
+    assert json.loads(tfx("gaps.txt", "--out", "v.npy", "--json").stdout)["rows"] == 3
+    assert "an empty line is a text" in " ".join(CliRunner().invoke(main, ["embed", "--help"]).stdout.split())
 
 
 def test_resume_begins_where_nothing_was_begun(tfx, bundle, lines):

@@ -320,7 +320,7 @@ def test_the_ending_and_the_folder_are_checked(tmp_path):
         (False, False, False, False, None),
         (False, False, True, False, None),
         (True, False, False, False, "exists; use --force"),
-        (True, False, True, False, "exists; use --force"),
+        (True, False, True, False, None),  # complete, or refused later
         (True, False, False, True, None),
         (False, True, False, False, "an unfinished run is there; --resume continues it, --force begins anew"),
         (False, True, True, False, None),
