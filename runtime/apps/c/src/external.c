@@ -194,17 +194,19 @@ tfx_status tfx_external_check(const char *path, const tfx_manifest *manifest, tf
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     struct stat found;
     if (descriptor < 0 || fstat(descriptor, &found) != 0) {
-        const int reason = errno;
+        const tfx_status status = tfx_fail(error, TFX_INPUT, "%s: cannot be read: %s", path, strerror(errno));
         if (descriptor >= 0) {
             close(descriptor);
         }
-        return tfx_fail(error, TFX_INPUT, "%s: cannot be read: %s", path, strerror(reason));
+        return status;
     }
     const size_t size = (size_t)found.st_size;
     void *content = size == 0 ? MAP_FAILED : mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    const int reason = errno;
     close(descriptor);
     if (content == MAP_FAILED) {
-        return size == 0 ? no_onnx(&c) : tfx_fail(error, TFX_MACHINE, "%s: cannot be mapped", path);
+        return size == 0 ? no_onnx(&c)
+                         : tfx_fail(error, TFX_MACHINE, "%s: cannot be mapped: %s", path, strerror(reason));
     }
     const unsigned char *start = content;
     const tfx_status status = walk(&c, MODEL, (bytes){start, start + size}, 0);

@@ -2,7 +2,7 @@
 #ifndef TFX_JSON_H
 #define TFX_JSON_H
 
-#include <cJSON.h>
+#include <cjson/cJSON.h>
 
 #include "error.h"
 
