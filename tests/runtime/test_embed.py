@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -251,15 +252,16 @@ def test_only_the_same_run_is_continued(make_bundle, bundle, lines, tmp_path, sm
 
 
 def test_the_schedule_of_the_first_run_is_kept_and_said(bundle, lines, tmp_path, small_blocks):
-    first = {"schedule": "threads", "threads": 2, "batch_tokens": 40}
-    for options, expected in (
+    first: dict[str, Any] = {"schedule": "threads", "threads": 2, "batch_tokens": 40}
+    tried: list[tuple[dict[str, Any], int]] = [
         ({}, 0),
         (first, 0),
         ({"batch_tokens": 40}, 0),
         ({"batch_tokens": 41}, 1),
         ({"schedule": "packed"}, 1),
         ({"threads": 3}, 1),
-    ):
+    ]
+    for options, expected in tried:
         interrupted(EmbedPlan(lines, tmp_path / "v.npy", bundle.path, force=True, **first), 3)
         notices = []
         plan = EmbedPlan(lines, tmp_path / "v.npy", bundle.path, resume=True, force=True, **options)
