@@ -43,6 +43,7 @@ const ONE_BUFFER = 2 ** 31; // what any engine holds in one piece
  */
 
 export class Bundle {
+  /** @type {Map<string, Uint8Array>} */
   #kept = new Map();
 
   /**
@@ -66,18 +67,19 @@ export class Bundle {
    * @throws {TfxError} not listed, missing, of another size, altered, or too large for one buffer
    */
   async file(name) {
-    if (!this.#kept.has(name)) {
-      if (!Object.hasOwn(this.manifest.files, name)) throw new TfxError(`${MANIFEST_NAME}: "${name}" is not among the files`);
-      const wanted = this.manifest.files[name];
-      if (wanted.bytes >= ONE_BUFFER) {
-        throw new TfxError(`${name}: ${wanted.bytes} bytes are more than one buffer holds here; at most ${ONE_BUFFER - 1}`, EXIT.machine);
-      }
-      const bytes = await this.#whole(name);
-      const problem = problemOf(name, wanted, bytes && { bytes: bytes.length, sha256: await sha256(bytes) });
-      if (problem !== null) throw new TfxError(problem);
-      this.#kept.set(name, bytes);
+    const kept = this.#kept.get(name);
+    if (kept !== undefined) return kept;
+    const wanted = this.manifest.files[name];
+    if (wanted === undefined) throw new TfxError(`${MANIFEST_NAME}: "${name}" is not among the files`);
+    if (wanted.bytes >= ONE_BUFFER) {
+      const most = ONE_BUFFER - 1;
+      throw new TfxError(`${name}: found ${wanted.bytes} bytes, wanted at most ${most} in one buffer`, EXIT.machine);
     }
-    return this.#kept.get(name);
+    const bytes = await this.#whole(name);
+    const problem = problemOf(name, wanted, bytes && { bytes: bytes.length, sha256: await sha256(bytes) });
+    if (bytes === null || problem !== null) throw new TfxError(problem ?? name);
+    this.#kept.set(name, bytes);
+    return bytes;
   }
 
   /**
@@ -124,12 +126,14 @@ export class Bundle {
         throw new TfxError(`${entry.file}: external data "${location}" (${end} bytes) is not among the files`);
       }
       if (files[location].bytes < end) {
-        throw new TfxError(`${location}: found ${files[location].bytes} bytes, wanted at least ${end}; the file is incomplete`);
+        const found = files[location].bytes;
+        throw new TfxError(`${location}: found ${found} bytes, wanted at least ${end}; the file is incomplete`);
       }
     }
     return [...ends.keys()];
   }
 
+  /** @param {string} name */
   async #whole(name) {
     try {
       return await this.read(name);
@@ -185,6 +189,12 @@ export async function checkFiles(bundle, onProgress) {
   return { checked: files.length, problem: null };
 }
 
+/**
+ * @param {string} name
+ * @param {{bytes: number, sha256: string}} wanted
+ * @param {{bytes: number, sha256: string} | null} found
+ * @returns {string | null} what is wrong
+ */
 function problemOf(name, wanted, found) {
   if (found === null) return `${name}: found nothing, wanted ${wanted.bytes} bytes`;
   if (found.bytes !== wanted.bytes) {

@@ -33,10 +33,25 @@ import { rowOf } from "./tensors.mjs";
  *
  * @typedef {import("./golden.mjs").GoldenCase} GoldenCase
  * @typedef {import("./encoder.mjs").Encoder} Encoder
+ * @typedef {import("./bundle.mjs").Manifest} Manifest
+ * @typedef {import("./tensors.mjs").Tensor} Tensor
+ * @typedef {(done: number, total: number) => void} Tell
+ *
+ * @typedef {object} Options
+ * @property {string} app "node" or "web"
+ * @property {import("./bundle.mjs").Bundle} bundle read with {verify: false}: checking the files is the first stage
+ * @property {() => Promise<Encoder>} open opens the encoder: the second stage. An encoder that exists already may be
+ *   returned; it is not disposed of.
+ * @property {string | null} [library] path of onnxruntime where there is one
+ * @property {(state: {stage: string, done: number, total: number}) => void} [onProgress]
  */
 
 /** A stage that failed, with what was found until then. */
 class Failed extends Error {
+  /**
+   * @param {string} problem
+   * @param {Partial<Stage>} [found]
+   */
   constructor(problem, found = {}) {
     super(problem);
     this.found = found;
@@ -46,19 +61,14 @@ class Failed extends Error {
 /**
  * Check a bundle on this machine.
  *
- * @param {object} options
- * @param {string} options.app "node" or "web"
- * @param {import("./bundle.mjs").Bundle} options.bundle read with {verify: false}: checking the files is the first stage
- * @param {() => Promise<Encoder>} options.open opens the encoder: the second stage. An encoder that exists already may
- *   be returned; it is not disposed of.
- * @param {string | null} [options.library] path of onnxruntime where there is one
- * @param {(state: {stage: string, done: number, total: number}) => void} [options.onProgress]
+ * @param {Options} options
  * @returns {Promise<{report: Report, exitCode: number}>} 0 passed, 1 failed, 3 this machine cannot
  */
 export async function selfCheck({ app, bundle, open, library = null, onProgress }) {
   const { manifest } = bundle;
+  /** @type {(stage: string) => Tell} */
   const tell = (stage) => (done, total) => onProgress?.({ stage, done, total });
-  let [encoder, cases, exitCode] = [null, [], EXIT.done];
+  /** @type {Report} */
   const report = {
     app,
     passed: false,
@@ -76,29 +86,36 @@ export async function selfCheck({ app, bundle, open, library = null, onProgress 
     batch_variance: null,
     promised_batch_variance: manifest.quantization?.batch_variance ?? null,
   };
-  const stages = {
-    files: async () => {
+  /** @type {number} */
+  let exitCode = EXIT.done;
+  /** @type {GoldenCase[]} */
+  let cases = [];
+  /** @type {any} */
+  let encoder = null;
+  /** @type {[Stage["stage"], () => Promise<Partial<Stage>>][]} */
+  const stages = [
+    ["files", async () => {
       const { checked, problem } = await checkFiles(bundle, ({ done, total }) => tell("files")(done, total));
       if (problem !== null) throw new Failed(problem, { checked });
-      if (!Object.hasOwn(manifest.files, GOLDEN_NAME)) throw new Failed(`the bundle has no ${GOLDEN_NAME}`, { checked });
+      if (!(GOLDEN_NAME in manifest.files)) throw new Failed(`the bundle has no ${GOLDEN_NAME}`, { checked });
       cases = readGolden(await bundle.file(GOLDEN_NAME));
       bundle.release(GOLDEN_NAME);
       return { checked };
-    },
-    runtime: async () => {
+    }],
+    ["runtime", async () => {
       encoder = await open();
       Object.assign(report, { runtime: encoder.runtime, provider: encoder.provider });
       return {};
-    },
-    tokens: async () => checkTokens(encoder, cases),
-    outputs: async () => checkOutputs(encoder, cases, tell("outputs")),
-    vectors: async () => {
+    }],
+    ["tokens", async () => checkTokens(encoder, cases)],
+    ["outputs", async () => checkOutputs(encoder, cases, tell("outputs"))],
+    ["vectors", async () => {
       const { batchVariance, ...found } = await checkVectors(encoder, cases, tell("vectors"));
       report.batch_variance = batchVariance;
       return found;
-    },
-  };
-  for (const [stage, check] of Object.entries(stages)) {
+    }],
+  ];
+  for (const [stage, check] of stages) {
     tell(stage)(0, 1);
     try {
       report.stages.push({ stage, passed: true, ...(await check()) });
@@ -113,22 +130,34 @@ export async function selfCheck({ app, bundle, open, library = null, onProgress 
   }
   report.passed = report.stage === null;
   const measured = report.stages.filter((stage) => stage.max_abs !== undefined);
-  report.max_abs = worst(measured.map((stage) => stage.max_abs), Math.max);
-  report.min_cosine = worst(measured.map((stage) => stage.min_cosine), Math.min);
+  report.max_abs = worst(measured.map((stage) => stage.max_abs ?? NaN), Math.max);
+  report.min_cosine = worst(measured.map((stage) => stage.min_cosine ?? NaN), Math.min);
   return { report, exitCode };
 }
 
-/** Return the worst of numbers; null where there is none, or one that cannot be said. */
+/**
+ * Return the worst of numbers; null where there is none, or one that cannot be said.
+ *
+ * @param {number[]} numbers
+ * @param {(...numbers: number[]) => number} choose
+ */
 function worst(numbers, choose) {
-  const values = numbers.map((number) => number ?? NaN);
-  const found = values.length === 0 ? NaN : choose(...values);
+  const found = numbers.length === 0 ? NaN : choose(...numbers);
   return Number.isFinite(found) ? found : null;
 }
 
-/** Return the ids (or segment ids) of a recorded row: where the mask attends. */
+/**
+ * Return the ids (or segment ids) of a recorded row: where the mask attends.
+ *
+ * @param {Manifest} manifest
+ * @param {GoldenCase} golden
+ * @param {string} role
+ * @param {number} row
+ * @returns {number[] | null} null where the model has no such input
+ */
 function recorded(manifest, golden, role, row) {
   const name = manifest.inputs.find((spec) => spec.role === role)?.name;
-  if (golden.inputs[name] === undefined) return null;
+  if (name === undefined || golden.inputs[name] === undefined) return null;
   const { data } = rowOf(golden.inputs[name], row);
   const attended = attendedPositions(manifest.inputs, golden.inputs);
   const values = Array.from(data, Number);
@@ -139,6 +168,11 @@ function recorded(manifest, golden, role, row) {
   return values;
 }
 
+/**
+ * @param {Encoder} encoder
+ * @param {GoldenCase[]} cases
+ * @returns {Partial<Stage>}
+ */
 function checkTokens(encoder, cases) {
   const { manifest } = encoder;
   let checked = 0;
@@ -151,13 +185,11 @@ function checkTokens(encoder, cases) {
       } catch (error) {
         throw error instanceof TfxError ? new Failed(`${name}: ${error.message}`, { checked }) : error;
       }
-      for (const [role, found, what] of [["token_ids", tokens.ids, "ids"], ["token_type_ids", tokens.types, "types"]]) {
-        const wanted = recorded(manifest, golden, role, row);
-        const place = wanted === null ? -1 : firstDifference(found, wanted);
-        if (place >= 0) {
-          const difference = `found ${found[place] ?? "no more"} at ${place}, wanted ${wanted[place] ?? "no more"}`;
-          throw new Failed(`${name} (${JSON.stringify(text.slice(0, 40))}): ${what}: ${difference}`, { checked });
-        }
+      const difference =
+        unequal("ids", tokens.ids, recorded(manifest, golden, "token_ids", row)) ??
+        unequal("types", tokens.types, recorded(manifest, golden, "token_type_ids", row));
+      if (difference !== null) {
+        throw new Failed(`${name} (${JSON.stringify(text.slice(0, 40))}): ${difference}`, { checked });
       }
       checked++;
     }
@@ -165,21 +197,41 @@ function checkTokens(encoder, cases) {
   return { checked };
 }
 
-function firstDifference(one, other) {
-  for (let i = 0; i < Math.max(one.length, other.length); i++) if (one[i] !== other[i]) return i;
-  return -1;
+/**
+ * Say where two lists differ first.
+ *
+ * @param {string} what
+ * @param {number[]} found
+ * @param {number[] | null} wanted null when nothing was recorded
+ */
+function unequal(what, found, wanted) {
+  if (wanted === null) return null;
+  for (let i = 0; i < Math.max(found.length, wanted.length); i++) {
+    if (found[i] === wanted[i]) continue;
+    return `${what}: found ${found[i] ?? "no more"} at ${i}, wanted ${wanted[i] ?? "no more"}`;
+  }
+  return null;
 }
 
 /** Collects comparisons: the worst numbers, and the first that is not allowed. */
 class Judge {
+  checked = 0;
+  /** @type {import("./parity.mjs").Comparison[]} */
+  found = [];
+  /** @type {string | null} */
+  failure = null;
+
+  /** @param {import("./parity.mjs").Tolerance} tolerance */
   constructor(tolerance) {
     this.tolerance = tolerance;
-    this.checked = 0;
-    this.found = [];
-    this.failure = null;
   }
 
-  /** Say what was compared, and how it came out. */
+  /**
+   * Say what was compared, and how it came out.
+   *
+   * @param {string} what
+   * @param {import("./parity.mjs").Comparison} comparison
+   */
   add(what, comparison) {
     this.checked++;
     this.found.push(comparison);
@@ -194,14 +246,19 @@ class Judge {
   result() {
     const found = {
       checked: this.checked,
-      max_abs: this.found.length > 0 ? worst(this.found.map((each) => each.maxAbs), Math.max) : null,
-      min_cosine: this.found.length > 0 ? worst(this.found.map((each) => each.minCosine), Math.min) : null,
+      max_abs: worst(this.found.map((each) => each.maxAbs), Math.max),
+      min_cosine: worst(this.found.map((each) => each.minCosine), Math.min),
     };
     if (this.failure !== null) throw new Failed(this.failure, found);
     return this.checked > 0 ? found : { checked: 0 };
   }
 }
 
+/**
+ * @param {Encoder} encoder
+ * @param {GoldenCase[]} cases
+ * @param {Tell} tell
+ */
 async function checkOutputs(encoder, cases, tell) {
   const { inputs, outputs, tolerance } = encoder.manifest;
   const judge = new Judge(tolerance);
@@ -217,8 +274,14 @@ async function checkOutputs(encoder, cases, tell) {
   return judge.result();
 }
 
+/** @type {(outputs: Manifest["outputs"], name: string) => (string | number)[]} */
 const axesOf = (outputs, name) => outputs.find((spec) => spec.name === name)?.shape ?? [];
 
+/**
+ * @param {Encoder} encoder
+ * @param {GoldenCase[]} cases
+ * @param {Tell} tell
+ */
 async function checkVectors(encoder, cases, tell) {
   const { pooling, tolerance } = encoder.manifest;
   const rows = cases.flatMap((golden) => golden.texts.map((text, row) => ({ golden, text, row })));
@@ -241,14 +304,23 @@ async function checkVectors(encoder, cases, tell) {
     const [alone] = await vectorsOf(encoder, [text]);
     for (const [name, { data }] of Object.entries(alone)) {
       const other = together[i][name].data;
-      data.forEach((value, k) => (batchVariance = Math.max(batchVariance, Math.abs(Number(value) - Number(other[k])))));
+      for (let k = 0; k < data.length; k++) {
+        batchVariance = Math.max(batchVariance, Math.abs(Number(data[k]) - Number(other[k])));
+      }
     }
     tell(rows.length + i + 1, 2 * rows.length);
   }
   return { ...found, batchVariance };
 }
 
-/** Return the outputs that are judged for each text: the pooled one, or all without pooling. */
+/**
+ * Return the outputs that are judged for each text: the pooled one, or all without pooling.
+ *
+ * @param {Encoder} encoder
+ * @param {string[]} texts
+ * @param {Tell} [onProgress]
+ * @returns {Promise<Record<string, Tensor>[]>}
+ */
 async function vectorsOf(encoder, texts, onProgress) {
   const { pooling } = encoder.manifest;
   if (pooling === null) return encoder.runTexts(texts, { onProgress });
@@ -256,6 +328,12 @@ async function vectorsOf(encoder, texts, onProgress) {
   return vectors.map((data) => ({ [pooling.output]: { dtype: "float32", shape: [data.length], data } }));
 }
 
+/**
+ * @param {Manifest} manifest
+ * @param {GoldenCase} golden
+ * @param {string} name
+ * @param {number} row
+ */
 function expectedRow(manifest, golden, name, row) {
   if (golden.outputs[name] === undefined) return null;
   const length = recorded(manifest, golden, "token_ids", row)?.length ?? null;
@@ -270,9 +348,11 @@ function expectedRow(manifest, golden, name, row) {
  * @returns {string[]}
  */
 export function reportLines(report, tolerance) {
+  /** @type {Record<string, string>} */
   const units = { files: "files", tokens: "texts", outputs: "outputs", vectors: "texts" };
   const lines = report.stages.map(({ stage, passed, checked, max_abs: maxAbs, min_cosine: minCosine }) => {
-    const parts = checked === undefined ? [report.runtime ?? "none", report.provider ?? ""] : [`${checked} ${units[stage]}`];
+    const ran = [report.runtime ?? "none", report.provider ?? ""];
+    const parts = checked === undefined ? ran : [`${checked} ${units[stage]}`];
     if (maxAbs !== undefined) parts.push(`max abs ${short(maxAbs)}`, `min cosine ${minCosine?.toFixed(8) ?? "none"}`);
     return `${stage.padEnd(8)} ${passed ? "passed" : "FAILED"}  ${parts.filter(Boolean).join(", ")}`;
   });
@@ -286,7 +366,11 @@ export function reportLines(report, tolerance) {
   return [...lines, verdict];
 }
 
-/** Return a number in three digits. */
+/**
+ * Return a number in three digits.
+ *
+ * @param {number | null | undefined} number
+ */
 function short(number) {
   if (number === null || number === undefined) return "none";
   return Math.abs(number) < 0.001 && number !== 0 ? number.toExponential(2) : `${Number(number.toPrecision(3))}`;

@@ -11,10 +11,21 @@ import { TextTokenizer } from "./text.mjs";
  * @property {number[]} types
  * @property {number} cut how many tokens were cut off to fit the longest the model takes
  *
- * @typedef {object} Tensor
- * @property {string} dtype the manifest's name of it; float16 is handed out as float32
- * @property {number[]} shape
- * @property {Float32Array | Float64Array | Int32Array | BigInt64Array | Uint8Array | Int8Array} data
+ * @typedef {import("./bundle.mjs").Bundle} Bundle
+ * @typedef {import("./bundle.mjs").Manifest} Manifest
+ * @typedef {import("./tensors.mjs").Tensor} Tensor
+ * @typedef {new (tokenizer: object, config: object) => any} TokenizerClass of @huggingface/tokenizers
+ *
+ * @typedef {object} OpenOptions
+ * @property {any} ort the onnxruntime module (onnxruntime-node or onnxruntime-web)
+ * @property {Bundle} bundle read with readBundle
+ * @property {TokenizerClass} [Tokenizer] without it the encoder takes arrays and no text
+ * @property {string} [provider] cpu, wasm or webgpu
+ * @property {number} [threads] inside an operator
+ * @property {number} [cores] how many there are, for a tuned number of threads
+ * @property {object} [sessionOptions] added to those of sessionOptions()
+ * @property {(bundle: Bundle) => Promise<Load>} [load] says what to load; by default the model's checked bytes, with
+ *   its external data beside, both forgotten by the bundle afterwards
  *
  * @typedef {object} TextOptions
  * @property {number} [batchSize] texts in one call, 32 by default
@@ -31,13 +42,15 @@ import { TextTokenizer } from "./text.mjs";
 /**
  * Return session options as Python's sessions have them.
  *
- * @param {import("./bundle.mjs").Manifest} manifest
+ * @param {Manifest} manifest
  * @param {{provider?: string, threads?: number, cores?: number}} [options] provider "cpu", "wasm" or "webgpu"; threads
  *   undefined takes what the bundle was tuned to where there are as many cores, else onnxruntime's choice
  * @returns {object} for InferenceSession.create
  */
 export function sessionOptions(manifest, { provider = "cpu", threads, cores = 1 } = {}) {
-  if (threads !== undefined && (!Number.isSafeInteger(threads) || threads < 1)) throw wrong("threads", threads, "at least 1");
+  if (threads !== undefined && !(Number.isSafeInteger(threads) && threads >= 1)) {
+    throw wrong("threads", threads, "a number of at least 1");
+  }
   const options = { executionProviders: [provider], interOpNumThreads: 1, logSeverityLevel: 4 };
   if (provider === "webgpu") return options;
   const tuned = manifest.tuning ?? { threads: null, spinning: null };
@@ -57,19 +70,27 @@ export function sessionOptions(manifest, { provider = "cpu", threads, cores = 1 
 }
 
 export class Encoder {
-  /** @type {import("./bundle.mjs").Manifest} */
+  /** @type {Manifest} */
   manifest;
   /** @type {string} where the model runs: cpu, wasm or webgpu */
   provider;
   /** @type {string} such as "onnxruntime 1.30.0" */
   runtime;
 
+  /** @type {any} */
   #ort;
+  /** @type {any} null when disposed of */
   #session;
+  /** @type {TextTokenizer | null} */
   #tokenizer;
-  #last = Promise.resolve(); // calls wait for each other: a session in a browser runs one at a time
+  /** @type {Promise<any>} calls wait for each other: a session in a browser runs one at a time */
+  #last = Promise.resolve();
 
-  /** Made by Encoder.open. */
+  /**
+   * Made by Encoder.open.
+   *
+   * @param {{manifest: Manifest, provider: string, ort: any, session: any, tokenizer: TextTokenizer | null}} parts
+   */
   constructor({ manifest, provider, ort, session, tokenizer }) {
     this.manifest = manifest;
     this.provider = provider;
@@ -82,23 +103,13 @@ export class Encoder {
   /**
    * Load the model and the tokenizer of a bundle.
    *
-   * @param {object} options
-   * @param {object} options.ort the onnxruntime module (onnxruntime-node or onnxruntime-web)
-   * @param {import("./bundle.mjs").Bundle} options.bundle read with readBundle
-   * @param {new (tokenizer: object, config: object) => object} [options.Tokenizer] the class of @huggingface/tokenizers;
-   *   without it the encoder takes arrays and no text
-   * @param {string} [options.provider] cpu, wasm or webgpu
-   * @param {number} [options.threads]
-   * @param {number} [options.cores] how many there are, for a tuned number of threads
-   * @param {object} [options.sessionOptions] added to those of sessionOptions()
-   * @param {(bundle: import("./bundle.mjs").Bundle) => Promise<Load>} [options.load] says what to load; by default
-   *   the model's checked bytes, with its external data beside, both forgotten by the bundle afterwards
+   * @param {OpenOptions} options
    * @returns {Promise<Encoder>}
    * @throws {TfxError} exit code 2: the bundle; 3: this onnxruntime or machine cannot
    */
   static async open({ ort, bundle, Tokenizer, provider = "cpu", threads, cores = 1, load = loadBytes, ...more }) {
     const { manifest } = bundle;
-    const tokenizer = manifest.tokenizer === null || Tokenizer === undefined ? null : await openTokenizer(bundle, Tokenizer);
+    const tokenizer = Tokenizer === undefined ? null : await openTokenizer(bundle, Tokenizer);
     const options = { ...sessionOptions(manifest, { provider, threads, cores }), ...more.sessionOptions };
     const loaded = await load(bundle);
     let session;
@@ -120,10 +131,11 @@ export class Encoder {
    *   does not treat as the model's tokenizer does; text and character are named
    */
   tokenize(texts) {
-    if (this.#tokenizer === null) throw new TfxError("this bundle has no tokenizer, so it takes arrays and no text");
+    const tokenizer = this.#tokenizer;
+    if (tokenizer === null) throw new TfxError("this bundle has no tokenizer, so it takes arrays and no text");
     if (!Array.isArray(texts)) throw wrong("texts", texts, "an array of strings");
     if (texts.length === 0) throw new TfxError("texts: found an empty array, wanted at least one text");
-    return texts.map((text, i) => this.#tokenizer.encode(text, `texts[${i}]`));
+    return texts.map((text, i) => tokenizer.encode(text, `texts[${i}]`));
   }
 
   /**
@@ -136,7 +148,10 @@ export class Encoder {
    */
   async embed(texts, options = {}) {
     const { pooling } = this.manifest;
-    if (pooling === null) throw new TfxError("this bundle has no pooling, so a text has no one vector; ask for raw outputs");
+    if (pooling === null) {
+      throw new TfxError("this bundle has no pooling, so a text has no one vector; ask for raw outputs");
+    }
+    /** @type {Float32Array[]} */
     const vectors = new Array(texts?.length);
     await this.#batches(texts, options, [pooling.output], (i, row, outputs) => {
       const { data } = rowOf(outputs[pooling.output], row);
@@ -154,6 +169,7 @@ export class Encoder {
    */
   async runTexts(texts, options = {}) {
     const { outputs: specs } = this.manifest;
+    /** @type {Record<string, Tensor>[]} */
     const results = new Array(texts?.length);
     await this.#batches(texts, options, undefined, (i, row, outputs, length) => {
       results[i] = Object.fromEntries(
@@ -163,16 +179,24 @@ export class Encoder {
     return results;
   }
 
-  /** Tokenize, run neighbours in length together, and hand out each text's row. */
+  /**
+   * Tokenize, run neighbours in length together, and hand out each text's row.
+   *
+   * @param {string[]} texts
+   * @param {TextOptions} options
+   * @param {string[] | undefined} outputs
+   * @param {(text: number, row: number, outputs: Record<string, Tensor>, length: number) => void} take
+   */
   async #batches(texts, { batchSize = 32, onProgress, onCut }, outputs, take) {
     if (!Number.isSafeInteger(batchSize) || batchSize < 1) throw wrong("batchSize", batchSize, "at least 1");
     const encodings = this.tokenize(texts);
     encodings.forEach(({ cut }, i) => cut > 0 && onCut?.(i, cut));
-    const order = Array.from(encodings.keys()).sort((one, other) => encodings[other].ids.length - encodings[one].ids.length);
+    const lengths = encodings.map(({ ids }) => ids.length);
+    const order = Array.from(lengths.keys()).sort((one, other) => lengths[other] - lengths[one]);
     for (let start = 0; start < order.length; start += batchSize) {
       const rows = order.slice(start, start + batchSize);
       const found = await this.run(pad(rows.map((i) => encodings[i]), this.manifest), outputs);
-      rows.forEach((i, row) => take(i, row, found, encodings[i].ids.length));
+      rows.forEach((i, row) => take(i, row, found, lengths[i]));
       onProgress?.(start + rows.length, order.length);
     }
   }
@@ -189,10 +213,9 @@ export class Encoder {
    */
   async run(feeds, outputs) {
     const specs = this.manifest.outputs;
-    const names = outputs ?? specs.map((spec) => spec.name);
-    for (const name of names) {
-      if (!specs.some((spec) => spec.name === name)) throw wrong("outputs", name, `only ${specs.map((spec) => spec.name).join(", ")}`);
-    }
+    const known = specs.map((spec) => spec.name);
+    const names = outputs ?? known;
+    for (const name of names) if (!known.includes(name)) throw wrong("outputs", name, `only ${known.join(", ")}`);
     const { tensors, sizes } = checkFeeds(feeds, this.manifest);
     if (sizes.get("batch") === 0) return emptyOutputs(specs.filter((spec) => names.includes(spec.name)), sizes);
     if (this.#session === null) throw new TfxError("the encoder was disposed of");
@@ -201,9 +224,14 @@ export class Encoder {
     return turn;
   }
 
+  /**
+   * @param {Record<string, Tensor>} tensors
+   * @param {string[]} names of outputs
+   */
   async #run(tensors, names) {
     if (this.#session === null) throw new TfxError("the encoder was disposed of");
     const { Tensor } = this.#ort;
+    /** @type {Record<string, any>} */
     const feeds = {};
     for (const [name, { dtype, data, shape }] of Object.entries(tensors)) feeds[name] = new Tensor(dtype, data, shape);
     let found;
@@ -212,6 +240,7 @@ export class Encoder {
     } catch (error) {
       throw runError(error);
     }
+    /** @type {Record<string, Tensor>} */
     const results = {};
     for (const name of names) {
       const { type: dtype, dims: shape } = found[name];
@@ -231,10 +260,19 @@ export class Encoder {
   }
 }
 
-/** Newer engines give Float16Array, the others the bits. */
+/**
+ * Newer engines give Float16Array, the others the bits.
+ *
+ * @param {any} data
+ */
 const halves = (data) => (data instanceof Uint16Array ? fromFloat16(data) : Float32Array.from(data));
 
+/**
+ * @param {import("./bundle.mjs").TensorSpec[]} specs
+ * @param {Map<string, number>} sizes
+ */
 function emptyOutputs(specs, sizes) {
+  /** @type {Record<string, Tensor>} */
   const outputs = {};
   for (const { name, dtype, shape: axes } of specs) {
     const shape = axes.map((axis) => (typeof axis === "number" ? axis : (sizes.get(axis) ?? 0)));
@@ -244,6 +282,10 @@ function emptyOutputs(specs, sizes) {
   return outputs;
 }
 
+/**
+ * @param {Bundle} bundle
+ * @returns {Promise<Load>}
+ */
 async function loadBytes(bundle) {
   const { file } = bundle.manifest.model;
   const beside = await bundle.externalFiles();
@@ -257,26 +299,40 @@ async function loadBytes(bundle) {
   };
 }
 
+/**
+ * @param {Bundle} bundle
+ * @param {TokenizerClass} Tokenizer
+ * @returns {Promise<TextTokenizer | null>} null where the bundle has none
+ */
 async function openTokenizer(bundle, Tokenizer) {
   const { tokenizer, max_length: longest } = bundle.manifest;
+  if (tokenizer === null) return null;
   const limits = [tokenizer.max_length, longest].filter((limit) => limit != null);
   const bytes = await bundle.file(tokenizer.file);
   bundle.release(tokenizer.file);
   return new TextTokenizer(bytes, Tokenizer, limits.length > 0 ? Math.min(...limits) : null, tokenizer.file);
 }
 
-/** Refuse a graph whose inputs or outputs are not those of the manifest. */
+/**
+ * Refuse a graph whose inputs or outputs are not those of the manifest.
+ *
+ * @param {any} session
+ * @param {Manifest} manifest
+ */
 function checkGraph(session, manifest) {
-  for (const [kind, found, specs] of [
-    ["inputs", session.inputMetadata, manifest.inputs],
-    ["outputs", session.outputMetadata, manifest.outputs],
-  ]) {
-    const list = (entries) => entries.map(([name, dtype]) => `${name} ${dtype}`).sort().join(", ");
-    const [is, wanted] = [list(found.map((each) => [each.name, each.type])), list(specs.map((each) => [each.name, each.dtype]))];
-    if (is !== wanted) throw new TfxError(`${manifest.model.file}: found ${kind} ${is}, tfx.json says ${wanted}`);
-  }
+  /** @param {{name: string, type?: string, dtype?: string}[]} entries */
+  const list = (entries) => entries.map(({ name, type, dtype }) => `${name} ${type ?? dtype}`).sort().join(", ");
+  const file = manifest.model.file;
+  const [inputs, outputs] = [list(session.inputMetadata), list(session.outputMetadata)];
+  const [wanted, promised] = [list(manifest.inputs), list(manifest.outputs)];
+  if (inputs !== wanted) throw new TfxError(`${file}: found inputs ${inputs}, tfx.json says ${wanted}`);
+  if (outputs !== promised) throw new TfxError(`${file}: found outputs ${outputs}, tfx.json says ${promised}`);
 }
 
+/**
+ * @param {any} ort
+ * @returns {string}
+ */
 function runtimeName(ort) {
   const versions = ort.env?.versions ?? {};
   return `onnxruntime ${versions.node ?? versions.web ?? versions.common ?? "of an unknown version"}`;
@@ -284,6 +340,11 @@ function runtimeName(ort) {
 
 const MEMORY = /bad.?alloc|failed to allocate|out of memory|allocation failed|invalid array length/i;
 
+/**
+ * @param {unknown} error
+ * @param {Manifest["model"]} model
+ * @param {string} runtime
+ */
 function loadError(error, model, runtime) {
   const why = reason(error);
   if (MEMORY.test(why)) return new TfxError(`${model.file}: out of memory: ${why}`, EXIT.machine);
@@ -300,6 +361,7 @@ function loadError(error, model, runtime) {
   return new TfxError(`${model.file}: onnxruntime refuses it: ${why}`);
 }
 
+/** @param {unknown} error */
 function runError(error) {
   const why = reason(error);
   if (MEMORY.test(why)) return new TfxError(`run: out of memory: ${why}`, EXIT.machine);

@@ -5,7 +5,11 @@
 
 import { TfxError } from "./errors.mjs";
 
-/** Message -> field number -> message of that field, along onnx.proto: only what can hold a tensor. */
+/**
+ * Message -> field number -> message of that field, along onnx.proto: only what can hold a tensor.
+ *
+ * @type {Record<string, Record<number, string>>}
+ */
 const MESSAGES = {
   Model: { 7: "Graph", 20: "TrainingInfo", 25: "Function" },
   TrainingInfo: { 1: "Graph", 2: "Graph" },
@@ -47,14 +51,16 @@ export function bytesOf(buffer) {
  * @throws {TfxError} the file is no protobuf message
  */
 export function externalData(bytes, name) {
+  /** @type {ExternalData[]} */
   const found = [];
   const decoder = new TextDecoder("utf-8", { fatal: true });
   // An explicit stack: graphs nest as deep as whoever made the file likes.
+  /** @type {[string, number, number][]} */
   const stack = [["Model", 0, bytes.length]];
   try {
     if (bytes.length === 0) throw new RangeError("empty");
-    while (stack.length > 0) {
-      const [message, start, end] = stack.pop();
+    for (let top = stack.pop(); top !== undefined; top = stack.pop()) {
+      const [message, start, end] = top;
       const entries = new Map();
       for (const [field, from, to] of fields(bytes, start, end)) {
         const inner = MESSAGES[message][field];
@@ -67,9 +73,9 @@ export function externalData(bytes, name) {
         }
       }
       if (entries.has("location")) {
-        const end = Number(entries.get("offset") || 0) + Number(entries.get("length") || 0);
-        if (!Number.isSafeInteger(end)) throw new RangeError("offset");
-        found.push({ location: entries.get("location"), end });
+        const last = Number(entries.get("offset") || 0) + Number(entries.get("length") || 0);
+        if (!Number.isSafeInteger(last)) throw new RangeError("offset");
+        found.push({ location: entries.get("location"), end: last });
       }
     }
   } catch (error) {
@@ -79,7 +85,14 @@ export function externalData(bytes, name) {
   return found;
 }
 
-/** Yield number, start and end of each length-delimited field of a message; skip the others. */
+/**
+ * Yield number, start and end of each length-delimited field of a message; skip the others.
+ *
+ * @param {Bytes} bytes
+ * @param {number} position
+ * @param {number} end
+ * @returns {Generator<[number, number, number]>}
+ */
 function* fields(bytes, position, end) {
   while (position < end) {
     let key;
@@ -99,6 +112,12 @@ function* fields(bytes, position, end) {
   if (position > end) throw new RangeError("field beyond its message");
 }
 
+/**
+ * @param {Bytes} bytes
+ * @param {number} position
+ * @param {number} end
+ * @returns {[number, number]} the number, and where the next thing begins
+ */
 function varint(bytes, position, end) {
   let value = 0;
   for (let scale = 1, count = 0; count < 10; count++, scale *= 128) {

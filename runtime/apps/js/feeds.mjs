@@ -11,15 +11,19 @@ const ID_ROLES = ["token_ids", "token_type_ids", "position_ids"];
 
 /**
  * @typedef {import("./bundle.mjs").TensorSpec} TensorSpec
- * @typedef {{dtype: string, shape: number[], data: any}} Tensor
+ * @typedef {import("./tensors.mjs").Tensor} Tensor
+ * @typedef {import("./bundle.mjs").Manifest} Manifest
+ * @typedef {{shape: number[], data: any}} Dense flat data with its shape
+ * @typedef {Map<string, number>} Sizes of named axes
+ * @typedef {Map<string, string>} Owners the input that gave an axis its size
  */
 
 /**
  * Check and complete what a caller passes.
  *
  * @param {Record<string, any>} feeds by input name: nested arrays, or {data, shape} (or {data, dims})
- * @param {import("./bundle.mjs").Manifest} manifest
- * @returns {{tensors: Record<string, Tensor>, sizes: Map<string, number>}} in the graph's dtypes; sizes of named axes
+ * @param {Manifest} manifest
+ * @returns {{tensors: Record<string, Tensor>, sizes: Sizes}} in the graph's dtypes
  * @throws {TfxError}
  */
 export function checkFeeds(feeds, manifest) {
@@ -31,18 +35,23 @@ export function checkFeeds(feeds, manifest) {
   for (const name of Object.keys(feeds)) {
     if (!inputs.some((spec) => spec.name === name)) throw new TfxError(`feeds: found "${name}", wanted only ${names}`);
   }
+  /** @type {Record<string, Dense>} */
   const given = {};
-  const [sizes, owners] = [new Map(), new Map()];
+  /** @type {Sizes} */
+  const sizes = new Map();
+  /** @type {Owners} */
+  const owners = new Map();
   for (const spec of inputs) {
     if (feeds[spec.name] === undefined) continue;
     given[spec.name] = dense(spec.name, feeds[spec.name]);
     checkShape(spec, given[spec.name].shape, sizes, owners);
   }
+  /** @type {Record<string, Tensor>} */
   const tensors = {};
   for (const spec of inputs) {
     if (given[spec.name] === undefined) {
       tensors[spec.name] = standIn(spec, sizes);
-      if (MASK_ROLES.includes(spec.role)) checkUnpadded(spec, given, manifest);
+      if (MASK_ROLES.includes(spec.role ?? "")) checkUnpadded(spec, given, manifest);
     } else {
       tensors[spec.name] = cast(spec, given[spec.name]);
     }
@@ -54,43 +63,68 @@ export function checkFeeds(feeds, manifest) {
   return { tensors, sizes };
 }
 
-/** Return nested arrays, or data with a shape, as flat data with a shape. */
+/**
+ * Return nested arrays, or data with a shape, as flat data with a shape.
+ *
+ * @param {string} name
+ * @param {any} value
+ * @returns {Dense}
+ */
 function dense(name, value) {
   if (Array.isArray(value)) {
     const shape = [];
-    for (let level = value; Array.isArray(level) || ArrayBuffer.isView(level); level = level[0]) shape.push(level.length);
+    for (let level = value; Array.isArray(level) || isTyped(level); level = level[0]) shape.push(level.length);
+    /** @type {any[]} */
     const data = [];
     flatten(name, value, shape, 0, data);
     return { shape, data };
   }
   const shape = value?.shape ?? value?.dims;
   const data = value?.data;
-  if (!Array.isArray(data) && !(ArrayBuffer.isView(data) && !(data instanceof DataView))) {
+  if (!Array.isArray(data) && !isTyped(data)) {
     throw wrong(name, value, "nested arrays, or {data, shape}");
   }
   if (!Array.isArray(shape) || shape.some((size) => !Number.isSafeInteger(size) || size < 0)) {
     throw wrong(`${name}: shape`, shape, "sizes");
   }
   if (sizeOf(shape) !== data.length) {
-    throw new TfxError(`${name}: found ${data.length} values, wanted ${sizeOf(shape)} for the shape (${shape.join(", ")})`);
+    const wanted = `${sizeOf(shape)} for the shape (${shape.join(", ")})`;
+    throw new TfxError(`${name}: found ${data.length} values, wanted ${wanted}`);
   }
   return { shape, data };
 }
 
+/** @param {unknown} value */
+const isTyped = (value) => ArrayBuffer.isView(value) && !(value instanceof DataView);
+
+/**
+ * @param {string} name
+ * @param {any} value
+ * @param {number[]} shape
+ * @param {number} depth
+ * @param {any[]} data filled
+ */
 function flatten(name, value, shape, depth, data) {
   if (depth === shape.length) {
     if (Array.isArray(value)) throw new TfxError(`${name}: rows differ in depth`);
     data.push(value);
     return;
   }
-  if ((!Array.isArray(value) && !ArrayBuffer.isView(value)) || value.length !== shape[depth]) {
+  if ((!Array.isArray(value) && !isTyped(value)) || value.length !== shape[depth]) {
     throw new TfxError(`${name}: rows differ in length; pad them to one length`);
   }
   for (const each of value) flatten(name, each, shape, depth + 1, data);
 }
 
+/**
+ * @param {TensorSpec} spec
+ * @param {number[]} shape
+ * @param {Sizes} sizes filled
+ * @param {Owners} owners filled
+ */
 function checkShape(spec, shape, sizes, owners) {
-  const unequal = () => new TfxError(`${spec.name}: found shape (${shape.join(", ")}), wanted (${spec.shape.join(", ")})`);
+  const [found, wanted] = [shape, spec.shape].map((each) => `(${each.join(", ")})`);
+  const unequal = () => new TfxError(`${spec.name}: found shape ${found}, wanted ${wanted}`);
   if (shape.length !== spec.shape.length) throw unequal();
   spec.shape.forEach((axis, i) => {
     if (typeof axis === "number") {
@@ -99,22 +133,35 @@ function checkShape(spec, shape, sizes, owners) {
       sizes.set(axis, shape[i]);
       owners.set(axis, spec.name);
     } else if (sizes.get(axis) !== shape[i]) {
-      throw new TfxError(`${spec.name}: found ${axis} ${shape[i]}, wanted ${sizes.get(axis)} as in ${owners.get(axis)}`);
+      const first = `${sizes.get(axis)} as in ${owners.get(axis)}`;
+      throw new TfxError(`${spec.name}: found ${axis} ${shape[i]}, wanted ${first}`);
     }
   });
 }
 
+/**
+ * @param {Sizes} sizes
+ * @param {Owners} owners
+ * @param {number | null} longest
+ */
 function checkLengths(sizes, owners, longest) {
   for (const [axis, size] of sizes) {
     if (size === 0) throw new TfxError(`${owners.get(axis)}: found ${axis} length 0, wanted at least 1`);
   }
   const length = sizes.get("sequence");
   if (length !== undefined && longest !== null && length > longest) {
-    throw new TfxError(`${owners.get("sequence")}: found sequence length ${length}, wanted at most ${longest}`);
+    const name = owners.get("sequence");
+    throw new TfxError(`${name}: found sequence length ${length}, wanted at most ${longest}`);
   }
 }
 
-/** Refuse to make up a mask for rows that look padded: attending to padding is wrong in silence. */
+/**
+ * Refuse to make up a mask for rows that look padded: attending to padding is wrong in silence.
+ *
+ * @param {TensorSpec} mask
+ * @param {Record<string, Dense>} given
+ * @param {Manifest} manifest
+ */
 function checkUnpadded(mask, given, { inputs, pad_id: padId }) {
   for (const { name, role } of inputs) {
     const ids = role === "token_ids" ? given[name] : undefined;
@@ -130,29 +177,53 @@ function checkUnpadded(mask, given, { inputs, pad_id: padId }) {
   }
 }
 
-/** Return what stands for a missing input: a mask that attends everywhere, segment ids of zeros. */
+/**
+ * Return what stands for a missing input: a mask that attends everywhere, segment ids of zeros.
+ *
+ * @param {TensorSpec} spec
+ * @param {Sizes} sizes
+ * @returns {Tensor}
+ */
 function standIn(spec, sizes) {
-  const shape = spec.shape.map((axis) => (typeof axis === "number" ? axis : sizes.get(axis)));
-  const fill = { attention_mask: 1, padding_mask: 0, token_type_ids: 0 }[spec.role];
-  if (fill === undefined || shape.includes(undefined)) throw new TfxError(`${spec.name}: missing`);
-  const one = spec.dtype === "float16" ? toFloat16(fill) : fill;
-  return { dtype: spec.dtype, shape, data: new ARRAYS[spec.dtype](sizeOf(shape)).fill(isWide(spec.dtype) ? BigInt(one) : one) };
+  const shape = spec.shape.map((axis) => (typeof axis === "number" ? axis : (sizes.get(axis) ?? -1)));
+  const fill = FILLS.get(spec.role ?? "");
+  if (fill === undefined || shape.includes(-1)) throw new TfxError(`${spec.name}: missing`);
+  return { dtype: spec.dtype, shape, data: new ARRAYS[spec.dtype](sizeOf(shape)).fill(elementOf(spec.dtype)(fill)) };
 }
 
-/** Return the values in the wanted dtype if that loses nothing. */
+const FILLS = new Map([["attention_mask", 1], ["padding_mask", 0], ["token_type_ids", 0]]);
+
+/**
+ * Return the function that makes a small number an element of a typed array.
+ *
+ * @param {string} dtype
+ * @returns {(value: number) => any}
+ */
+const elementOf = (dtype) => (isWide(dtype) ? BigInt : dtype === "float16" ? toFloat16 : Number);
+
+/**
+ * Return the values in the wanted dtype if that loses nothing.
+ *
+ * @param {TensorSpec} spec
+ * @param {Dense} values
+ * @returns {Tensor}
+ */
 function cast(spec, { shape, data }) {
-  const Kind = ARRAYS[spec.dtype];
-  const sameKind = data instanceof Kind && spec.dtype !== "bool" && !(spec.dtype === "uint8" && data instanceof Uint8ClampedArray);
-  if (sameKind) return { dtype: spec.dtype, shape, data };
-  return { dtype: spec.dtype, shape, data: isFloat(spec.dtype) ? castFloats(spec, data, Kind) : castIntegers(spec, data, Kind) };
+  const { dtype } = spec;
+  if (data instanceof ARRAYS[dtype] && dtype !== "bool") return { dtype, shape, data };
+  return { dtype, shape, data: isFloat(dtype) ? castFloats(spec, data) : castIntegers(spec, data) };
 }
 
-function castIntegers({ name, dtype }, data, Kind) {
+/**
+ * @param {TensorSpec} spec
+ * @param {any} data
+ */
+function castIntegers({ name, dtype }, data) {
   if (data instanceof Float32Array || data instanceof Float64Array) {
     throw new TfxError(`${name}: found ${data instanceof Float32Array ? "float32" : "float64"}, wanted ${dtype}`);
   }
   const [low, high] = rangeOf(dtype);
-  const values = new Kind(data.length);
+  const values = new ARRAYS[dtype](data.length);
   for (let i = 0; i < data.length; i++) {
     const value = integerOf(data[i]);
     if (value === null) throw new TfxError(`${name}: found ${shown(data[i])}, wanted ${dtype}`);
@@ -164,16 +235,24 @@ function castIntegers({ name, dtype }, data, Kind) {
   return values;
 }
 
-/** Return an integer as bigint; null for anything else, and for numbers so large that they may have been rounded. */
+/**
+ * Return an integer as bigint; null for anything else, and for numbers so large that they may have been rounded.
+ *
+ * @param {unknown} value
+ */
 function integerOf(value) {
   if (typeof value === "bigint") return value;
   if (typeof value === "boolean") return value ? 1n : 0n;
-  return Number.isSafeInteger(value) ? BigInt(value) : null;
+  return typeof value === "number" && Number.isSafeInteger(value) ? BigInt(value) : null;
 }
 
-function castFloats({ name, dtype }, data, Kind) {
+/**
+ * @param {TensorSpec} spec
+ * @param {any} data
+ */
+function castFloats({ name, dtype }, data) {
   if (dtype === "float32" && data instanceof Float64Array) throw new TfxError(`${name}: found float64, wanted float32`);
-  const values = new Kind(data.length);
+  const values = new ARRAYS[dtype](data.length);
   for (let i = 0; i < data.length; i++) {
     const value = typeof data[i] === "bigint" || typeof data[i] === "boolean" ? Number(data[i]) : data[i];
     if (typeof value !== "number") throw new TfxError(`${name}: found ${shown(data[i])}, wanted ${dtype}`);
@@ -188,16 +267,22 @@ function castFloats({ name, dtype }, data, Kind) {
   return values;
 }
 
-/** Refuse ids that an embedding table does not have and masks that are neither 0 nor 1. */
+/**
+ * Refuse ids that an embedding table does not have and masks that are neither 0 nor 1.
+ *
+ * @param {TensorSpec} spec
+ * @param {any} data
+ */
 function checkValues(spec, data) {
-  const isMask = MASK_ROLES.includes(spec.role);
+  const role = spec.role ?? "";
+  const isMask = MASK_ROLES.includes(role);
   if (isFloat(spec.dtype)) {
-    const one = spec.dtype === "float16" ? toFloat16(1) : 1;
-    const odd = isMask ? data.find((value) => value !== 0 && value !== one) : undefined;
+    const one = elementOf(spec.dtype)(1);
+    const odd = isMask ? data.find((/** @type {number} */ value) => value !== 0 && value !== one) : undefined;
     if (odd !== undefined) throw new TfxError(`${spec.name}: found ${odd}, wanted 0 or 1`);
     return;
   }
-  if (spec.dtype === "bool" || !(isMask || spec.limit != null || ID_ROLES.includes(spec.role))) return;
+  if (spec.dtype === "bool" || !(isMask || spec.limit != null || ID_ROLES.includes(role))) return;
   const limit = isMask ? 2 : (spec.limit ?? Infinity);
   for (const value of data) {
     if (value >= 0 && value < limit) continue;
@@ -211,13 +296,14 @@ function checkValues(spec, data) {
  * Pad tokens on the right to one (batch, sequence) array per input of the model.
  *
  * @param {{ids: number[], types: number[]}[]} encodings none of them empty
- * @param {import("./bundle.mjs").Manifest} manifest
- * @returns {Record<string, {data: any, shape: number[]}>}
+ * @param {Manifest} manifest
+ * @returns {Record<string, Dense>}
  * @throws {TfxError} the model has an input that tokens do not give
  */
 export function pad(encodings, { inputs, pad_id: padId }) {
   const length = Math.max(...encodings.map((encoding) => encoding.ids.length));
   const shape = [encodings.length, length];
+  /** @type {Record<string, (encoding: {ids: number[], types: number[]}, i: number) => number>} */
   const values = {
     token_ids: (encoding, i) => encoding.ids[i] ?? padId,
     attention_mask: (encoding, i) => (i < encoding.ids.length ? 1 : 0),
@@ -225,12 +311,13 @@ export function pad(encodings, { inputs, pad_id: padId }) {
     token_type_ids: (encoding, i) => encoding.types[i] ?? 0,
     position_ids: (_, i) => i,
   };
+  /** @type {Record<string, Dense>} */
   const feeds = {};
   for (const spec of inputs) {
-    const value = values[spec.role];
+    const value = values[spec.role ?? ""];
     if (value === undefined) throw new TfxError(`${spec.name}: text gives no ${spec.role}; this bundle takes arrays`);
     const data = new ARRAYS[spec.dtype](shape[0] * length);
-    const as = isWide(spec.dtype) ? BigInt : spec.dtype === "float16" ? toFloat16 : Number;
+    const as = elementOf(spec.dtype);
     encodings.forEach((encoding, row) => {
       for (let i = 0; i < length; i++) data[row * length + i] = as(value(encoding, i));
     });

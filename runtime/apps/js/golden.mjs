@@ -8,13 +8,14 @@ export const GOLDEN_NAME = "golden.safetensors";
 
 const MAX_HEADER = 100_000_000; // the bound of the safetensors format
 const MAX_CASES = 10_000;
+/** @type {Record<string, string>} */
 const DTYPES = {
   BOOL: "bool", I8: "int8", I16: "int16", I32: "int32", I64: "int64", U8: "uint8", U16: "uint16", U32: "uint32",
   U64: "uint64", F16: "float16", F32: "float32", F64: "float64",
 };
 
 /**
- * @typedef {{dtype: string, shape: number[], data: any}} Tensor
+ * @typedef {import("./tensors.mjs").Tensor} Tensor
  *
  * @typedef {object} GoldenCase
  * @property {string} id
@@ -38,10 +39,11 @@ export function readGolden(bytes) {
   for (const [key, tensor] of tensors) {
     const [id, kind, ...rest] = key.split("/");
     const name = rest.join("/");
-    if (!byId.has(id) || !["inputs", "outputs"].includes(kind) || name === "") {
+    const owner = byId.get(id);
+    if (owner === undefined || (kind !== "inputs" && kind !== "outputs") || name === "") {
       throw new TfxError(`${GOLDEN_NAME}: tensor ${key} belongs to no case`);
     }
-    byId.get(id)[kind][name] = tensor;
+    owner[kind][name] = tensor;
   }
   for (const { id, inputs, outputs } of cases) {
     if (Object.keys(inputs).length === 0 || Object.keys(outputs).length === 0) {
@@ -51,6 +53,10 @@ export function readGolden(bytes) {
   return cases;
 }
 
+/**
+ * @param {unknown} listing
+ * @returns {GoldenCase[]} without their tensors
+ */
 function caseList(listing) {
   if (typeof listing !== "string") throw new TfxError(`${GOLDEN_NAME}: no case list in the metadata`);
   let parsed;
@@ -59,31 +65,31 @@ function caseList(listing) {
   } catch (error) {
     throw new TfxError(`${GOLDEN_NAME}: the case list is not JSON: ${reason(error)}`);
   }
-  const cases = array(parsed, `${GOLDEN_NAME}: cases`).map((value, i) => {
-    const where = `${GOLDEN_NAME}: cases[${i}]`;
-    const entry = object(value, where);
-    const batch = integer(required(entry, "batch", where), `${where}.batch`, 1);
-    const texts = array(entry.texts ?? [], `${where}.texts`);
-    texts.forEach((each, j) => text(each, `${where}.texts[${j}]`, true));
+  const where = `${GOLDEN_NAME}: cases`;
+  const cases = array(parsed, where).map((value, i) => {
+    const at = `${where}[${i}]`;
+    const entry = object(value, at);
+    const batch = integer(required(entry, "batch", at), `${at}.batch`, 1);
+    const texts = array(entry.texts ?? [], `${at}.texts`).map((each, j) => text(each, `${at}.texts[${j}]`, true));
     if (texts.length !== 0 && texts.length !== batch) {
-      throw new TfxError(`${where}.texts: found ${texts.length}, wanted one for each of ${batch} rows`);
+      throw new TfxError(`${at}.texts: found ${texts.length}, wanted one for each of ${batch} rows`);
     }
     return {
-      id: text(required(entry, "id", where), `${where}.id`),
+      id: text(required(entry, "id", at), `${at}.id`),
       batch,
-      sequence: integer(required(entry, "sequence", where), `${where}.sequence`, 1),
-      pattern: text(required(entry, "pattern", where), `${where}.pattern`),
+      sequence: integer(required(entry, "sequence", at), `${at}.sequence`, 1),
+      pattern: text(required(entry, "pattern", at), `${at}.pattern`),
       texts,
       inputs: {},
       outputs: {},
     };
   });
   if (cases.length < 1 || cases.length > MAX_CASES) {
-    throw new TfxError(`${GOLDEN_NAME}: found ${cases.length} cases, wanted 1 to ${MAX_CASES}`);
+    throw new TfxError(`${where}: found ${cases.length} cases, wanted 1 to ${MAX_CASES}`);
   }
   const slashed = cases.find((each) => each.id.includes("/"));
-  if (slashed !== undefined) throw new TfxError(`${GOLDEN_NAME}: case id "${slashed.id}" has a slash`);
-  if (new Set(cases.map((each) => each.id)).size !== cases.length) throw new TfxError(`${GOLDEN_NAME}: case ids repeat`);
+  if (slashed !== undefined) throw new TfxError(`${where}: the id "${slashed.id}" has a slash`);
+  if (new Set(cases.map((each) => each.id)).size !== cases.length) throw new TfxError(`${where}: ids repeat`);
   return cases;
 }
 
@@ -94,10 +100,11 @@ function caseList(listing) {
  * @throws {TfxError}
  */
 export function readSafetensors(bytes, name) {
+  /** @param {string} what */
   const bad = (what) => new TfxError(`${name}: not a safetensors file: ${what}`);
   if (bytes.length < 8) throw bad(`it has ${bytes.length} bytes`);
   const size = new DataView(bytes.buffer, bytes.byteOffset, 8).getBigUint64(0, true);
-  if (size > BigInt(Math.min(MAX_HEADER, bytes.length - 8))) throw bad(`its header of ${size} bytes does not fit into it`);
+  if (size > BigInt(Math.min(MAX_HEADER, bytes.length - 8))) throw bad(`its header of ${size} bytes does not fit`);
   const start = 8 + Number(size);
   let header;
   try {
@@ -110,8 +117,9 @@ export function readSafetensors(bytes, name) {
   const tensors = new Map();
   // Tensors lie one behind the other, without gaps, up to the end.
   let end = 0;
-  const found = Object.entries(entries).map(([key, entry]) => [key, ...checkEntry(entry, `${name}: ${key}`)]);
-  for (const [key, dtype, shape, from, to] of found.sort((one, other) => one[3] - other[3] || one[4] - other[4])) {
+  const found = Object.entries(entries).map(([key, entry]) => ({ key, ...checkEntry(entry, `${name}: ${key}`) }));
+  found.sort((one, other) => one.from - other.from || one.to - other.to);
+  for (const { key, dtype, shape, from, to } of found) {
     if (from !== end || to > bytes.length - start) throw bad(`tensor ${key} lies at ${from} to ${to}`);
     end = to;
     // A copy, because typed arrays begin at multiples of their size. (A Buffer's own slice would be none.)
@@ -124,16 +132,21 @@ export function readSafetensors(bytes, name) {
   return { tensors, metadata };
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ */
 function checkEntry(value, where) {
   const entry = object(value, where);
   const dtype = DTYPES[required(entry, "dtype", where)];
   if (dtype === undefined) throw wrong(`${where}.dtype`, entry.dtype, `one of ${Object.keys(DTYPES).join(", ")}`);
-  const shape = array(required(entry, "shape", where), `${where}.shape`);
-  shape.forEach((axis, i) => integer(axis, `${where}.shape[${i}]`));
+  const shape = array(required(entry, "shape", where), `${where}.shape`).map((axis, i) =>
+    integer(axis, `${where}.shape[${i}]`),
+  );
   const offsets = array(required(entry, "data_offsets", where), `${where}.data_offsets`);
   if (offsets.length !== 2) throw wrong(`${where}.data_offsets`, offsets, "begin and end");
   const [from, to] = offsets.map((offset, i) => integer(offset, `${where}.data_offsets[${i}]`));
   const wanted = sizeOf(shape) * ARRAYS[dtype].BYTES_PER_ELEMENT;
   if (to - from !== wanted) throw new TfxError(`${where}: found ${to - from} bytes, wanted ${wanted}`);
-  return [dtype, shape, from, to];
+  return { dtype, shape, from, to };
 }

@@ -1,6 +1,6 @@
 /** tfx.json, format 1: every field checked as Python checks it; an error names the field, what was found and wanted. */
 
-import { TfxError, wrong } from "./errors.mjs";
+import { TfxError, reason, wrong } from "./errors.mjs";
 
 export const MANIFEST_NAME = "tfx.json";
 export const FORMAT = 1;
@@ -17,6 +17,7 @@ const KEYS = [
 ];
 const OPTIONAL = ["quantization", "tuning"];
 
+/** @param {string} key */
 const at = (key) => `${MANIFEST_NAME}: ${key}`;
 
 /**
@@ -29,12 +30,12 @@ export function parseManifest(bytes) {
   try {
     value = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
   } catch (error) {
-    throw new TfxError(`${MANIFEST_NAME}: not JSON: ${error.message.replace(/\s+/g, " ").slice(0, 100)}`);
+    throw new TfxError(`${MANIFEST_NAME}: not JSON: ${reason(error)}`);
   }
   const top = object(value, MANIFEST_NAME);
   const version = integer(required(top, "format", MANIFEST_NAME), at("format"), 1);
   if (version > FORMAT) {
-    throw new TfxError(`${at("format")}: found ${version}, this app reads format ${FORMAT}; write the app anew with tfx app`);
+    throw new TfxError(`${at("format")}: found ${version}, this app reads format ${FORMAT}; make it anew with tfx app`);
   }
   onlyKeys(top, ["format", ...KEYS, ...OPTIONAL], MANIFEST_NAME);
   for (const key of KEYS) required(top, key, MANIFEST_NAME);
@@ -51,7 +52,9 @@ export function parseManifest(bytes) {
   checkModel(top.model);
   onlyKeys(object(top.counts, at("counts")), COUNTS, at("counts"));
   for (const key of COUNTS) integer(required(top.counts, key, at("counts")), at(`counts.${key}`));
-  array(top.refusals, at("refusals")).forEach((each, i) => texts(each, ["rule", "where", "reason"], at(`refusals[${i}]`)));
+  array(top.refusals, at("refusals")).forEach((each, i) => {
+    texts(each, ["rule", "where", "reason"], at(`refusals[${i}]`));
+  });
   checkTolerance(top.tolerance);
   if (top.parity !== null) checkParity(top.parity);
   checkFileList(top.files);
@@ -59,27 +62,37 @@ export function parseManifest(bytes) {
   if (top.quantization != null) checkQuantization(top.quantization);
   if (top.tuning != null) checkTuning(top.tuning);
   checkReferences(top);
-  return top;
+  return /** @type {import("./bundle.mjs").Manifest} */ (/** @type {unknown} */ (top));
 }
 
+/** @param {any} manifest */
 function checkReferences(manifest) {
   const { pooling, outputs, files } = manifest;
-  if (pooling !== null && !outputs.some((spec) => spec.name === pooling.output)) {
-    throw wrong(at("pooling.output"), pooling.output, `one of ${outputs.map((spec) => spec.name).join(", ")}`);
+  const names = outputs.map((/** @type {{name: string}} */ spec) => spec.name);
+  if (pooling !== null && !names.includes(pooling.output)) {
+    throw wrong(at("pooling.output"), pooling.output, `one of ${names.join(", ")}`);
   }
+  /** @type {[string, any][]} */
   const owners = [["model.file", manifest.model?.file], ["tokenizer.file", manifest.tokenizer?.file]];
   if (Object.keys(files).length > 0) owners.push(["tuning.log", manifest.tuning?.log]);
   for (const [where, name] of owners) {
-    if (name != null && !Object.hasOwn(files, name)) throw new TfxError(`${at(where)}: "${name}" is not among the files`);
+    if (name == null || Object.hasOwn(files, name)) continue;
+    throw new TfxError(`${at(where)}: "${name}" is not among the files`);
   }
 }
 
+/** @param {unknown} value */
 function checkSource(value) {
   const entry = object(value, at("source"));
   for (const key of ["kind", "name"]) text(required(entry, key, at("source")), at(`source.${key}`));
   if (entry.sha256 != null) text(entry.sha256, at("source.sha256"));
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ * @param {boolean} output
+ */
 function checkTensors(value, where, output) {
   const entries = array(value, where);
   if (entries.length === 0) throw new TfxError(`${where}: found none, wanted at least one`);
@@ -104,6 +117,7 @@ function checkTensors(value, where, output) {
   if (new Set(names).size !== names.length) throw new TfxError(`${where}: names repeat: ${names.join(", ")}`);
 }
 
+/** @param {unknown} value */
 function checkPooling(value) {
   const where = at("pooling");
   const entry = object(value, where);
@@ -113,6 +127,7 @@ function checkPooling(value) {
   boolean(required(entry, "normalize", where), `${where}.normalize`);
 }
 
+/** @param {unknown} value */
 function checkTokenizer(value) {
   const where = at("tokenizer");
   const entry = object(value, where);
@@ -121,6 +136,7 @@ function checkTokenizer(value) {
   if (entry.max_length != null) integer(entry.max_length, `${where}.max_length`, 1);
 }
 
+/** @param {unknown} value */
 function checkModel(value) {
   const where = at("model");
   const entry = object(value, where);
@@ -131,6 +147,7 @@ function checkModel(value) {
   });
 }
 
+/** @param {unknown} value */
 function checkTolerance(value) {
   const where = at("tolerance");
   const entry = object(value, where);
@@ -141,6 +158,7 @@ function checkTolerance(value) {
   }
 }
 
+/** @param {unknown} value */
 function checkParity(value) {
   const where = at("parity");
   const entry = object(value, where);
@@ -150,10 +168,12 @@ function checkParity(value) {
   }
 }
 
+/** @param {unknown} value */
 function checkQuantization(value) {
   const where = at("quantization");
   const entry = object(value, where);
-  const numbers = { worst_cosine: [-1, 1], batch_variance: [0], padding_variance: [0] };
+  /** @type {Record<string, [number, number]>} */
+  const numbers = { worst_cosine: [-1, 1], batch_variance: [0, Infinity], padding_variance: [0, Infinity] };
   const objects = ["calibration", "cpu", "notes"];
   onlyKeys(entry, ["scheme", "changed", "kept", ...objects, ...Object.keys(numbers)], where);
   text(required(entry, "scheme", where), `${where}.scheme`);
@@ -167,6 +187,7 @@ function checkQuantization(value) {
   }
 }
 
+/** @param {unknown} value */
 function checkTuning(value) {
   const where = at("tuning");
   const entry = object(value, where);
@@ -183,6 +204,7 @@ function checkTuning(value) {
   if (entry.log != null) bareName(entry.log, `${where}.log`);
 }
 
+/** @param {unknown} value */
 function checkFileList(value) {
   const where = at("files");
   for (const [name, entry] of Object.entries(object(value, where))) {
@@ -195,37 +217,71 @@ function checkFileList(value) {
   }
 }
 
-/** Return a file name that cannot leave its folder: no separators, drives, dots alone or control characters. */
+/**
+ * Return a file name that cannot leave its folder: no separators, drives, dots alone or control characters.
+ *
+ * @param {unknown} value
+ * @param {string} where
+ */
 function bareName(value, where) {
   const name = text(value, where);
   // eslint-disable-next-line no-control-regex
-  if (name === "." || name === ".." || /[/\\:\x00-\x1f<>"|?*]/.test(name) || new TextEncoder().encode(name).length > 255) {
+  const leaves = name === "." || name === ".." || /[/\\:\x00-\x1f<>"|?*]/.test(name);
+  if (leaves || new TextEncoder().encode(name).length > 255) {
     throw wrong(where, name, "a bare file name inside the bundle");
   }
   return name;
 }
 
+/**
+ * @param {any} owner
+ * @param {string} key
+ * @param {string} where
+ */
 export function required(owner, key, where) {
   if (!Object.hasOwn(owner, key)) throw new TfxError(`${where}.${key}: missing`);
   return owner[key];
 }
 
+/**
+ * Refuse keys that format 1 does not have: a typing mistake must not be read as an absent option.
+ *
+ * @param {object} owner
+ * @param {string[]} known
+ * @param {string} where
+ */
 function onlyKeys(owner, known, where) {
   for (const key of Object.keys(owner)) {
     if (!known.includes(key)) throw wrong(where, key, `only the keys ${known.join(", ")}`);
   }
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ * @returns {Record<string, any>}
+ */
 export function object(value, where) {
   if (typeof value !== "object" || value === null || Array.isArray(value)) throw wrong(where, value, "an object");
   return value;
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ * @returns {any[]}
+ */
 export function array(value, where) {
   if (!Array.isArray(value)) throw wrong(where, value, "an array");
   return value;
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ * @param {boolean} [empty] allow an empty one
+ * @returns {string}
+ */
 export function text(value, where, empty = false) {
   if (typeof value !== "string" || (value === "" && !empty)) {
     throw wrong(where, value, empty ? "a string" : "a non-empty string");
@@ -234,21 +290,41 @@ export function text(value, where, empty = false) {
   return value;
 }
 
+/**
+ * @param {unknown} value
+ * @param {string[]} keys
+ * @param {string} where
+ */
 function texts(value, keys, where) {
   const entry = object(value, where);
   onlyKeys(entry, keys, where);
   for (const key of keys) text(required(entry, key, where), `${where}.${key}`, true);
 }
 
+/**
+ * @param {unknown} value
+ * @param {string[]} options
+ * @param {string} where
+ */
 function choice(value, options, where) {
-  if (!options.includes(value)) throw wrong(where, value, `one of ${options.join(", ")}`);
+  if (typeof value !== "string" || !options.includes(value)) throw wrong(where, value, `one of ${options.join(", ")}`);
   return value;
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ */
 function boolean(value, where) {
   if (typeof value !== "boolean") throw wrong(where, value, "true or false");
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ * @param {number} [minimum]
+ * @returns {number}
+ */
 export function integer(value, where, minimum = 0) {
   if (typeof value !== "number" || !Number.isInteger(value) || value < minimum) {
     throw wrong(where, value, `an integer of at least ${minimum}`);
@@ -257,9 +333,15 @@ export function integer(value, where, minimum = 0) {
   return value;
 }
 
+/**
+ * @param {unknown} value
+ * @param {string} where
+ * @param {number} [minimum]
+ * @param {number} [maximum]
+ */
 function number(value, where, minimum = -Infinity, maximum = Infinity) {
   if (typeof value !== "number" || !Number.isFinite(value) || value < minimum || value > maximum) {
-    const bounds = [minimum > -Infinity ? `of at least ${minimum}` : "", maximum < Infinity ? `of at most ${maximum}` : ""];
-    throw wrong(where, value, ["a finite number", bounds.filter(Boolean).join(" and ")].join(" ").trim());
+    const least = minimum > -Infinity ? ` of at least ${minimum}` : "";
+    throw wrong(where, value, `a finite number${least}${maximum < Infinity ? ` and of at most ${maximum}` : ""}`);
   }
 }

@@ -9,7 +9,7 @@
 import { isFloat, sizeOf } from "./tensors.mjs";
 
 /**
- * @typedef {{dtype: string, shape: number[], data: any}} Tensor
+ * @typedef {import("./tensors.mjs").Tensor} Tensor
  *
  * @typedef {object} Comparison
  * @property {number} maxAbs NaN when it cannot be said
@@ -20,7 +20,10 @@ import { isFloat, sizeOf } from "./tensors.mjs";
  * @typedef {{max_abs: number | null, min_cosine: number | null, min_token_cosine?: number | null}} Tolerance
  */
 
-/** @returns {Comparison} */
+/**
+ * @param {string} problem
+ * @returns {Comparison}
+ */
 const never = (problem) => ({ maxAbs: NaN, minCosine: NaN, problem, perToken: false });
 
 /**
@@ -38,18 +41,18 @@ export function compare(actual, expected, attended = null, axes = []) {
   const perToken =
     attended !== null && axes[0] === "batch" && axes[1] === "sequence" &&
     shape[0] === attended.shape[0] && shape[1] === attended.shape[1];
-  const width = shape.length === 0 ? 1 : shape.at(-1);
+  const width = shape.at(-1) ?? 1;
   const perPosition = perToken ? sizeOf(shape.slice(2)) : 0;
-  const judged = perToken ? (start) => attended.data[Math.floor(start / perPosition)] !== 0 : () => true;
+  /** @param {number} start */
+  const judged = (start) => !perToken || attended.data[Math.floor(start / perPosition)] !== 0;
   // Positions without vectors of their own, (batch, sequence): the judged ones are one vector.
   const vectors = perToken && shape.length === 2 ? joined(attended) : rows(sizeOf(shape), width, judged);
   if (vectors.length === 0 || vectors.every((vector) => vector.length === 0)) {
     return never("nothing to judge: no attended position");
   }
-  for (const [tensor, whose] of [[actual, "output"], [expected, "expected output"]]) {
-    const problem = unsound(tensor.data, vectors, whose, isFloat(expected.dtype));
-    if (problem !== null) return never(problem);
-  }
+  const floating = isFloat(expected.dtype);
+  const problem = unsound(actual.data, vectors, floating) ?? unsound(expected.data, vectors, floating, "expected ");
+  if (problem !== null) return never(problem);
   let maxAbs = 0;
   let minCosine = 1;
   for (const vector of vectors) {
@@ -68,23 +71,34 @@ export function compare(actual, expected, attended = null, axes = []) {
   return { maxAbs, minCosine, problem: null, perToken };
 }
 
-/** Say why values can never agree. */
-function unsound(data, vectors, whose, floating) {
+/**
+ * Say why values can never agree.
+ *
+ * @param {any} data
+ * @param {Iterable<number>[]} vectors indices
+ * @param {boolean} floating
+ * @param {string} [whose]
+ */
+function unsound(data, vectors, floating, whose = "") {
   let [low, high, count] = [Infinity, -Infinity, 0];
   for (const vector of vectors) {
     for (const i of vector) {
       const value = Number(data[i]);
-      if (!Number.isFinite(value)) return `${whose} holds NaN or infinity`;
+      if (!Number.isFinite(value)) return `${whose}output holds NaN or infinity`;
       low = Math.min(low, value);
       high = Math.max(high, value);
       count++;
     }
   }
-  return floating && count > 1 && low === high ? `${whose} is constant (${low} everywhere)` : null;
+  return floating && count > 1 && low === high ? `${whose}output is constant (${low} everywhere)` : null;
 }
 
 /** A range of indices that is walked without being stored. */
 class Span {
+  /**
+   * @param {number} start
+   * @param {number} length
+   */
   constructor(start, length) {
     this.start = start;
     this.length = length;
@@ -95,12 +109,18 @@ class Span {
   }
 }
 
+/**
+ * @param {number} size
+ * @param {number} width
+ * @param {(start: number) => boolean} judged
+ */
 function rows(size, width, judged) {
   const found = [];
   for (let start = 0; start < size; start += width) if (judged(start)) found.push(new Span(start, width));
   return found;
 }
 
+/** @param {{data: Uint8Array}} attended */
 function joined(attended) {
   return [Array.from(attended.data.keys()).filter((i) => attended.data[i] !== 0)];
 }
@@ -122,13 +142,17 @@ export function allows(tolerance, { maxAbs, minCosine, problem, perToken }) {
  * @returns {{shape: number[], data: Uint8Array} | null} what all (batch, sequence) masks attend; null without one
  */
 export function attendedPositions(inputs, feeds) {
+  /** @type {{shape: number[], data: Uint8Array} | null} */
   let found = null;
   for (const { name, role } of inputs) {
     const mask = feeds[name];
-    if (!["attention_mask", "padding_mask"].includes(role) || mask === undefined || mask.shape.length !== 2) continue;
-    const data = Uint8Array.from(mask.data, (value) => ((Number(value) !== 0) === (role === "attention_mask") ? 1 : 0));
+    if ((role !== "attention_mask" && role !== "padding_mask") || mask?.shape.length !== 2) continue;
+    const attends = role === "attention_mask";
+    const data = Uint8Array.from(mask.data, (value) => ((Number(value) !== 0) === attends ? 1 : 0));
     if (found === null) found = { shape: mask.shape, data };
-    else if (found.shape.every((size, i) => size === mask.shape[i])) found.data.forEach((_, i) => (found.data[i] &= data[i]));
+    else if (found.shape.every((size, i) => size === mask.shape[i])) {
+      found = { shape: mask.shape, data: found.data.map((value, i) => value & data[i]) };
+    }
   }
   return found;
 }

@@ -1,5 +1,19 @@
 /** Typed arrays by the dtype names of the manifest. */
 
+/**
+ * @typedef {Int8Array | Uint8Array | Int16Array | Uint16Array | Int32Array | Uint32Array | BigInt64Array
+ *   | BigUint64Array | Float32Array | Float64Array} TypedArray
+ *
+ * @typedef {object} Tensor
+ * @property {string} dtype the manifest's name of it; numbers of float16 are a Float32Array
+ * @property {number[]} shape
+ * @property {any} data a TypedArray
+ *
+ * @typedef {object} Kind the class of a typed array
+ * @property {number} BYTES_PER_ELEMENT
+ */
+
+/** @type {Record<string, Kind & (new (...args: any[]) => any)>} */
 export const ARRAYS = {
   bool: Uint8Array,
   int8: Int8Array,
@@ -15,13 +29,17 @@ export const ARRAYS = {
   float64: Float64Array,
 };
 
+/** @type {Record<string, bigint>} */
 const LOWEST = { bool: 0n, int8: -(2n ** 7n), int16: -(2n ** 15n), int32: -(2n ** 31n), int64: -(2n ** 63n) };
+/** @type {Record<string, bigint>} */
 const HIGHEST = {
   bool: 1n, int8: 2n ** 7n - 1n, int16: 2n ** 15n - 1n, int32: 2n ** 31n - 1n, int64: 2n ** 63n - 1n,
   uint8: 2n ** 8n - 1n, uint16: 2n ** 16n - 1n, uint32: 2n ** 32n - 1n, uint64: 2n ** 64n - 1n,
 };
 
+/** @param {string} dtype */
 export const isFloat = (dtype) => dtype.startsWith("float");
+/** @param {string} dtype */
 export const isWide = (dtype) => dtype === "int64" || dtype === "uint64";
 
 /**
@@ -43,6 +61,7 @@ export function fromFloat16(bits) {
   return values;
 }
 
+/** @param {number} bits */
 function halfToNumber(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 0x1f;
@@ -77,10 +96,10 @@ export function toFloat16(value) {
 /**
  * Cut a row of a batch to the first positions.
  *
- * @param {{dtype: string, shape: number[], data: any}} tensor (batch, ...)
+ * @param {Tensor} tensor (batch, ...)
  * @param {number} row
  * @param {number | null} length positions kept of the second axis, null for all
- * @returns {{dtype: string, shape: number[], data: any}} without the batch axis; a copy
+ * @returns {Tensor} without the batch axis; a copy
  */
 export function rowOf({ dtype, shape, data }, row, length = null) {
   const [, ...rest] = shape;

@@ -12,19 +12,24 @@ import {
  */
 const SPLIT_PATTERNS = [
   "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+  ...["\\p{N}{1,3}", "\\p{N}"].map(
+    (number) =>
+      `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|${number}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*` +
+      "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+  ),
 ];
 const LONG_S = 0x17f; // its simple case folding is s
 const BYTES = 256;
 
 /**
- * The tokens of a text, before special tokens are added and after.
- *
- * @typedef {{ids: number[], types: number[]}} Encoding
+ * @typedef {{ids: number[], types: number[]}} Encoding the tokens of a text
+ * @typedef {any} Config a part of tokenizer.json
  */
 
 export class TextTokenizer {
+  /** @type {((text: string) => void) | null} */
+  #trimGuard = null;
+
   /**
    * @param {Uint8Array} bytes of tokenizer.json
    * @param {new (tokenizer: object, config: object) => any} Tokenizer the class of @huggingface/tokenizers
@@ -33,6 +38,7 @@ export class TextTokenizer {
    * @throws {TfxError} no tokenizer, or one with a part that is not known to be exact here; it is named
    */
   constructor(bytes, Tokenizer, maxLength, name = "tokenizer.json") {
+    /** @type {Config} */
     let file;
     try {
       file = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
@@ -48,13 +54,11 @@ export class TextTokenizer {
       throw new TfxError(`${name}: adds ${this.added} special tokens, and the model takes ${maxLength} tokens`);
     }
     this.fromLeft = file.truncation?.direction === "Left";
+    // What is beside the text is done here, and needs no part of the library.
+    const absent = { added_tokens: [], normalizer: null, pre_tokenizer: null };
+    const parts = { ...absent, ...file, post_processor: null, decoder: null };
     try {
-      // What is beside the text is done here, and needs no part of the library.
-      this.library = new Tokenizer(
-        { ...file, added_tokens: file.added_tokens ?? [], normalizer: file.normalizer ?? null,
-          pre_tokenizer: file.pre_tokenizer ?? null, post_processor: null, decoder: null },
-        {},
-      );
+      this.library = new Tokenizer(parts, {});
     } catch (error) {
       throw new TfxError(`${name}: not a tokenizer: ${reason(error)}`);
     }
@@ -73,7 +77,7 @@ export class TextTokenizer {
     if (/\p{Surrogate}/u.test(text)) throw new TfxError(`${where}: no valid Unicode (a lone surrogate)`);
     let ids;
     try {
-      if (this.trimGuard) this.trimGuard(text);
+      this.#trimGuard?.(text);
       ids = this.library.encode(text).ids;
     } catch (error) {
       if (error instanceof UnequalCharacter) throw new TfxError(`${where}: ${error.message}`);
@@ -88,7 +92,11 @@ export class TextTokenizer {
     return { ...whole, cut };
   }
 
-  /** Put guards before the library's parts. */
+  /**
+   * Put guards before the library's parts.
+   *
+   * @param {Config} file
+   */
   #guardParts(file) {
     const { library, name } = this;
     const normalize = library.normalizer === null ? null : guardedNormalizer(file.normalizer, library.normalizer, name);
@@ -96,12 +104,12 @@ export class TextTokenizer {
     const split = library.pre_tokenizer;
     let asked = 0;
     if (normalize !== null) {
-      library.normalizer = (text) => {
+      library.normalizer = (/** @type {string} */ text) => {
         asked++;
         return normalize(text);
       };
     }
-    library.pre_tokenizer = (text, options) => {
+    library.pre_tokenizer = (/** @type {string} */ text, /** @type {object} */ options) => {
       asked++;
       checkPieces(text);
       return split(text, options);
@@ -112,18 +120,24 @@ export class TextTokenizer {
     }
   }
 
-  /** Refuse added tokens that the library finds in other places than Rust does; take back what it lays over words. */
+  /**
+   * Refuse added tokens that the library finds in other places than Rust does; take back what it lays over words.
+   *
+   * @param {Config} file
+   */
   #guardAdded(file) {
     const { library, name } = this;
+    /** @type {{content: string, single_word?: boolean, normalized?: boolean, lstrip?: boolean, rstrip?: boolean}[]} */
     const tokens = file.added_tokens ?? [];
     const vocab = file.model.vocab;
     for (const token of tokens) {
-      if (token.single_word) throw new TfxError(`${name}: the added token ${JSON.stringify(token.content)} is single_word`);
+      const shown = JSON.stringify(token.content);
+      if (token.single_word) throw new TfxError(`${name}: the added token ${shown} is single_word`);
       if (token.normalized && library.normalizer !== null) {
         // The library normalized it when it was made, without the guard.
         const wanted = library.normalizer(token.content);
         if (library.added_tokens_map.get(wanted)?.content !== token.content) {
-          throw new TfxError(`${name}: the added token ${JSON.stringify(token.content)} is normalized in another way here`);
+          throw new TfxError(`${name}: the added token ${shown} is normalized in another way here`);
         }
       }
       // A word that happens to have an added token's name is a word.
@@ -132,20 +146,23 @@ export class TextTokenizer {
     }
     // Rust looks for the tokens that are not normalized first; without a normalizer the library looks for all at once.
     if (library.normalizer === null) {
-      const [later, first] = [tokens.filter((token) => token.normalized), tokens.filter((token) => !token.normalized)];
-      for (const one of later.map((token) => token.content)) {
-        for (const other of first.map((token) => token.content)) {
-          if (overlap(one, other)) {
-            throw new TfxError(`${name}: the added tokens ${JSON.stringify(one)} and ${JSON.stringify(other)} overlap`);
-          }
-        }
+      const first = tokens.filter((token) => !token.normalized).map((token) => token.content);
+      for (const { content } of tokens.filter((token) => token.normalized)) {
+        const other = first.find((each) => overlap(content, each));
+        if (other === undefined) continue;
+        throw new TfxError(`${name}: the added tokens ${JSON.stringify(content)} and ${JSON.stringify(other)} overlap`);
       }
     }
-    if (tokens.some((token) => token.lstrip || token.rstrip)) this.trimGuard = guard(trimAgrees);
+    if (tokens.some((token) => token.lstrip || token.rstrip)) this.#trimGuard = guard(trimAgrees);
   }
 }
 
-/** Can two different strings share characters of a text? */
+/**
+ * Can two different strings share characters of a text?
+ *
+ * @param {string} one
+ * @param {string} other
+ */
 function overlap(one, other) {
   if (one.includes(other) || other.includes(one)) return true;
   for (let size = 1; size < Math.min(one.length, other.length); size++) {
@@ -154,12 +171,21 @@ function overlap(one, other) {
   return false;
 }
 
+/**
+ * @param {string} name
+ * @param {string} what
+ * @param {unknown} found
+ */
 function unsupported(name, what, found) {
-  return new TfxError(
-    `${name}: ${what} ${JSON.stringify(found)} is not known to be exact here; use it from Python, or give token ids to run()`,
-  );
+  const remedy = "use it from Python, or give token ids to run()";
+  return new TfxError(`${name}: ${what} ${JSON.stringify(found)} is not known to be exact here; ${remedy}`);
 }
 
+/**
+ * @param {Config} model
+ * @param {Config} preTokenizer
+ * @param {string} name
+ */
 function checkModel(model, preTokenizer, name) {
   if (model === null || typeof model !== "object") throw new TfxError(`${name}: has no model`);
   // Files of before the key "type" are told apart as Rust does, by what they have.
@@ -184,6 +210,7 @@ function checkModel(model, preTokenizer, name) {
 
 /** Return the characters that stand for the bytes 0 to 255 in byte-level vocabularies. */
 function byteSymbols() {
+  /** @param {number} byte */
   const visible = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
   let next = BYTES;
   return Array.from({ length: BYTES }, (_, byte) => String.fromCharCode(visible(byte) ? byte : next++));
@@ -192,19 +219,24 @@ function byteSymbols() {
 /**
  * Return a function that normalizes as Rust does or refuses.
  *
- * @param {any} config of tokenizer.json
+ * @param {Config} config
  * @param {any} part the library's
  * @param {string} name
  * @returns {(text: string) => string}
  */
 function guardedNormalizer(config, part, name) {
+  /** @type {(text: string) => string} */
   const library = (text) => part.normalize(text);
   switch (config.type) {
     case "Sequence": {
-      const steps = config.normalizers.map((each, i) => guardedNormalizer(each, part.normalizers[i], name));
+      /** @type {((text: string) => string)[]} */
+      const steps = config.normalizers.map((/** @type {Config} */ each, /** @type {number} */ i) =>
+        guardedNormalizer(each, part.normalizers[i], name),
+      );
       return (text) => steps.reduce((made, step) => step(made), text);
     }
     case "BertNormalizer": {
+      /** @param {string} text */
       const prepare = (text) => {
         const spaced = config.handle_chinese_chars ? spacedBeyond(text) : text;
         return config.lowercase ? withoutFinalSigma(spaced) : spaced;
@@ -236,7 +268,13 @@ function guardedNormalizer(config, part, name) {
   }
 }
 
-/** Also look at what was composed: a newer engine composes pairs that the tables do not know. */
+/**
+ * Also look at what was composed: a newer engine composes pairs that the tables do not know.
+ *
+ * @param {import("./unicode.mjs").Agrees} agrees
+ * @param {(text: string) => string} library
+ * @returns {(text: string) => string}
+ */
 function checkedBothWays(agrees, library) {
   const check = guard(agrees);
   return (text) => {
@@ -250,7 +288,7 @@ function checkedBothWays(agrees, library) {
 /**
  * Return a function that refuses texts which the library's pre-tokenizer would split in another way than Rust's.
  *
- * @param {any} config of tokenizer.json
+ * @param {Config} config
  * @param {any} part the library's
  * @param {string} name
  * @returns {(text: string) => void}
@@ -258,10 +296,13 @@ function checkedBothWays(agrees, library) {
 function guardedPreTokenizer(config, part, name) {
   switch (config?.type) {
     case "Sequence": {
-      const types = config.pretokenizers.map((each) => each.type);
+      const types = config.pretokenizers.map((/** @type {Config} */ each) => each.type);
       // Behind ByteLevel stand bytes and no characters any more.
       if (types.slice(0, -1).includes("ByteLevel")) throw unsupported(name, "the sequence of pre-tokenizers", types);
-      const checks = config.pretokenizers.map((each, i) => guardedPreTokenizer(each, part.tokenizers[i], name));
+      /** @type {((text: string) => void)[]} */
+      const checks = config.pretokenizers.map((/** @type {Config} */ each, /** @type {number} */ i) =>
+        guardedPreTokenizer(each, part.tokenizers[i], name),
+      );
       return (text) => checks.forEach((check) => check(text));
     }
     case "BertPreTokenizer":
@@ -286,7 +327,7 @@ function guardedPreTokenizer(config, part, name) {
 /**
  * Return the function that adds special tokens to the tokens of one text.
  *
- * @param {any} config of tokenizer.json
+ * @param {Config} config
  * @param {string} name
  * @returns {(encoding: Encoding) => Encoding}
  */
@@ -296,7 +337,8 @@ function postProcessor(config, name) {
     case "ByteLevel": // trims offsets, which nothing here uses
       return (encoding) => encoding;
     case "Sequence": {
-      const steps = config.processors.map((each) => postProcessor(each, name));
+      /** @type {((encoding: Encoding) => Encoding)[]} */
+      const steps = config.processors.map((/** @type {Config} */ each) => postProcessor(each, name));
       return (encoding) => steps.reduce((made, step) => step(made), encoding);
     }
     case "BertProcessing":
@@ -311,8 +353,14 @@ function postProcessor(config, name) {
   }
 }
 
+/**
+ * @param {Config} config
+ * @param {string} name
+ * @returns {(encoding: Encoding) => Encoding}
+ */
 function templateProcessor(config, name) {
-  const pieces = config.single.map((piece) => {
+  /** @type {{ids: number[] | null, type: number}[]} */
+  const pieces = config.single.map((/** @type {Config} */ piece) => {
     if (piece.Sequence?.id === "A") return { ids: null, type: piece.Sequence.type_id };
     const ids = config.special_tokens[piece.SpecialToken?.id]?.ids;
     if (!Array.isArray(ids)) throw unsupported(name, "the template's piece", piece);

@@ -25,6 +25,7 @@ const HELP = `Texts to vectors with a tfx bundle.
 A text that begins with a dash comes after --. Exit codes: 0 done, 1 a check failed, 2 wrong input or a damaged bundle,
 3 this machine cannot (a package is missing, no memory).`;
 
+/** @type {import("node:util").ParseArgsConfig["options"]} */
 const OPTIONS = {
   bundle: { type: "string", default: DEFAULT_BUNDLE },
   threads: { type: "string" },
@@ -37,6 +38,16 @@ const OPTIONS = {
   help: { type: "boolean", default: false },
 };
 
+/**
+ * @typedef {import("./index.mjs").Encoder} Encoder
+ * @typedef {{bundle: string, threads?: string, tokens: boolean, raw: boolean, jsonl: boolean, "self-check": boolean,
+ *   json: boolean, version: boolean, help: boolean}} Values
+ */
+
+/**
+ * @param {string[]} args
+ * @returns {Promise<number>} the exit code
+ */
 async function main(args) {
   const { values, positionals } = parse(args);
   if (values.help) return say(HELP);
@@ -58,7 +69,8 @@ async function main(args) {
       for await (const bytes of linesOf(process.stdin)) {
         number++;
         const where = `line ${number}`;
-        for (const line of await answers(encoder, what, [decode(bytes, values.jsonl, where)], () => where)) await say(line);
+        const text = decode(bytes, values.jsonl, where);
+        for (const line of await answers(encoder, what, [text], () => where)) await say(line);
       }
     }
   } finally {
@@ -67,14 +79,20 @@ async function main(args) {
   return EXIT.done;
 }
 
+/**
+ * @param {string[]} args
+ * @returns {{values: Values, positionals: string[]}}
+ */
 function parse(args) {
   try {
-    return parseArgs({ args, options: OPTIONS, allowPositionals: true });
+    const { values, positionals } = parseArgs({ args, options: OPTIONS, allowPositionals: true });
+    return { values: /** @type {Values} */ (/** @type {unknown} */ (values)), positionals };
   } catch (error) {
-    throw new TfxError(`${error.message.split(". ")[0]}; see --help`);
+    throw new TfxError(`${/** @type {Error} */ (error).message.split(". ")[0]}; see --help`);
   }
 }
 
+/** @param {string} text */
 function whole(text) {
   const number = Number(text);
   if (!/^\d+$/.test(text) || !Number.isSafeInteger(number) || number < 1) {
@@ -83,6 +101,11 @@ function whole(text) {
   return number;
 }
 
+/**
+ * @param {Values} values
+ * @param {string[]} positionals
+ * @param {number | undefined} threads
+ */
 async function runCheck({ bundle, json }, positionals, threads) {
   if (positionals.length > 0) throw new TfxError("--self-check takes no texts");
   const { report, exitCode, lines } = await selfCheck(bundle, { threads });
@@ -91,6 +114,7 @@ async function runCheck({ bundle, json }, positionals, threads) {
 }
 
 function version() {
+  /** @param {string} name */
   const of = (name) => {
     try {
       return JSON.parse(readFileSync(new URL(name, import.meta.url), "utf8")).version;
@@ -103,9 +127,19 @@ function version() {
   return [`app ${of("./package.json")}`, ...packages, `node ${process.versions.node}`].join(", ");
 }
 
-/** Return one line for each text. */
+/**
+ * Return one line for each text.
+ *
+ * @param {Encoder} encoder
+ * @param {string} what
+ * @param {string[]} texts
+ * @param {(i: number) => string} name of a text
+ */
 async function answers(encoder, what, texts, name) {
-  const onCut = (i, cut) => process.stderr.write(`note: ${name(i)}: longer than the model takes, ${cut} tokens were cut off\n`);
+  /** @type {(i: number, cut: number) => void} */
+  const onCut = (i, cut) => {
+    process.stderr.write(`note: ${name(i)}: longer than the model takes, ${cut} tokens were cut off\n`);
+  };
   try {
     if (what === "tokens") {
       return encoder.tokenize(texts).map(({ ids, types, cut }, i) => {
@@ -114,7 +148,9 @@ async function answers(encoder, what, texts, name) {
       });
     }
     if (what === "raw") return (await encoder.runTexts(texts, { onCut })).map(rawLine);
-    if (encoder.manifest.pooling === null) throw new TfxError("this bundle has no pooling, so a text has no one vector; use --raw");
+    if (encoder.manifest.pooling === null) {
+      throw new TfxError("this bundle has no pooling, so a text has no one vector; use --raw");
+    }
     return (await encoder.embed(texts, { onCut })).map((vector) => nested(vector, [vector.length]));
   } catch (error) {
     if (!(error instanceof TfxError)) throw error;
@@ -122,12 +158,21 @@ async function answers(encoder, what, texts, name) {
   }
 }
 
+/** @param {Record<string, import("./index.mjs").Tensor>} outputs */
 function rawLine(outputs) {
-  const entries = Object.entries(outputs).map(([name, { data, shape }]) => `${JSON.stringify(name)}:${nested(data, shape)}`);
-  return `{${entries.join(",")}}`;
+  const entries = Object.entries(outputs);
+  return `{${entries.map(([name, { data, shape }]) => `${JSON.stringify(name)}:${nested(data, shape)}`).join(",")}}`;
 }
 
-/** Return nested JSON arrays; 9 digits tell every float32 apart. */
+/**
+ * Return nested JSON arrays.
+ *
+ * @param {import("./index.mjs").TypedArray} data
+ * @param {number[]} shape
+ * @param {number} [start]
+ * @param {number} [size]
+ * @returns {string}
+ */
 function nested(data, shape, start = 0, size = data.length) {
   if (shape.length === 0) return element(data, start);
   const [count, ...rest] = shape;
@@ -135,14 +180,24 @@ function nested(data, shape, start = 0, size = data.length) {
   return `[${Array.from({ length: count }, (_, i) => nested(data, rest, start + i * step, step)).join(",")}]`;
 }
 
+/**
+ * @param {import("./index.mjs").TypedArray} data
+ * @param {number} i
+ */
 function element(data, i) {
   const value = data[i];
   if (typeof value === "bigint") return `${value}`;
+  // 9 digits tell every float32 apart.
   return JSON.stringify(data instanceof Float32Array ? Number(value.toPrecision(9)) : value);
 }
 
-/** Yield the lines of a stream as bytes, reading on only when the one before was taken. */
+/**
+ * Yield the lines of a stream as bytes, reading on only when the one before was taken.
+ *
+ * @param {AsyncIterable<Buffer>} stream
+ */
 async function* linesOf(stream) {
+  /** @type {Buffer[]} */
   let rest = [];
   for await (const chunk of stream) {
     let start = 0;
@@ -156,6 +211,11 @@ async function* linesOf(stream) {
   if (rest.length > 0) yield Buffer.concat(rest);
 }
 
+/**
+ * @param {Buffer} bytes
+ * @param {boolean} jsonl
+ * @param {string} where
+ */
 function decode(bytes, jsonl, where) {
   const ending = bytes.at(-1) === 13 ? bytes.subarray(0, -1) : bytes; // lines of Windows end in CR LF
   let text;
@@ -170,11 +230,17 @@ function decode(bytes, jsonl, where) {
   } catch {
     throw new TfxError(`${where}: not JSON`);
   }
-  if (typeof text !== "string") throw new TfxError(`${where}: found ${JSON.stringify(text).slice(0, 40)}, wanted a JSON string`);
+  if (typeof text !== "string") {
+    throw new TfxError(`${where}: found ${JSON.stringify(text).slice(0, 40)}, wanted a JSON string`);
+  }
   return text;
 }
 
-/** Print a line; wait where the reader is slower than we are. */
+/**
+ * Print a line; wait where the reader is slower than we are.
+ *
+ * @param {string} line
+ */
 async function say(line) {
   if (!process.stdout.write(`${line}\n`)) await once(process.stdout, "drain");
   return EXIT.done;

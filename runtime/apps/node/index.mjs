@@ -46,19 +46,28 @@ export async function open(bundle = DEFAULT_BUNDLE, options = {}) {
  */
 export async function selfCheck(bundle = DEFAULT_BUNDLE, { threads, onProgress } = {}) {
   const opened = await read(bundle, false);
+  /** @type {Encoder | undefined} */
   let encoder;
   const { report, exitCode } = await check({
     app: "node",
     bundle: opened,
-    open: async () => (encoder = await openEncoder(bundle, opened, { threads })),
+    open: async () => {
+      encoder = await openEncoder(bundle, opened, { threads });
+      return encoder;
+    },
     library: libraryPath(),
     onProgress,
   });
-  await encoder?.dispose();
+  await /** @type {Encoder | undefined} */ (encoder)?.dispose();
   return { report, exitCode, lines: reportLines(report, opened.manifest.tolerance) };
 }
 
-async function openEncoder(folder, bundle, { threads } = {}) {
+/**
+ * @param {string} folder
+ * @param {import("./core/bundle.mjs").Bundle} bundle
+ * @param {{threads?: number}} options
+ */
+async function openEncoder(folder, bundle, { threads }) {
   const [ort, { Tokenizer }] = [await onnxruntime(), await load("@huggingface/tokenizers")];
   return Encoder.open({
     ort,
@@ -80,13 +89,19 @@ async function openEncoder(folder, bundle, { threads } = {}) {
   });
 }
 
+/**
+ * @param {string} folder
+ * @param {boolean} verify
+ */
 async function read(folder, verify) {
   const found = await statOf(folder);
   if (!found?.isDirectory()) {
-    throw new TfxError(`${folder}: found ${found ? "a file" : "nothing"}, wanted a bundle folder (tfx export makes one)`);
+    const what = found ? "a file" : "nothing";
+    throw new TfxError(`${folder}: found ${what}, wanted a bundle folder (tfx export makes one)`);
   }
   const size = (await statOf(path.join(folder, MANIFEST_NAME)))?.size ?? 0;
   if (size > MAX_MANIFEST) throw new TfxError(`${MANIFEST_NAME}: found ${size} bytes, wanted at most ${MAX_MANIFEST}`);
+  /** @param {string} name */
   const bytesOf = async (name) => ((await present(folder, name)) ? readFile(path.join(folder, name)) : null);
   try {
     return await readBundle(bytesOf, { verify, digest: (name) => digest(folder, name) });
@@ -95,7 +110,12 @@ async function read(folder, verify) {
   }
 }
 
-/** Is the file there, inside the folder? Links inside it are how some volumes present files. */
+/**
+ * Is the file there, inside the folder? Links inside it are how some volumes present files.
+ *
+ * @param {string} folder
+ * @param {string} name
+ */
 async function present(folder, name) {
   const file = path.join(folder, name);
   if (!(await statOf(file))?.isFile()) return false;
@@ -106,15 +126,23 @@ async function present(folder, name) {
   return true;
 }
 
+/** @param {string} file */
 async function statOf(file) {
   try {
     return await stat(file);
   } catch (error) {
-    if (error.code === "ENOENT" || error.code === "ENOTDIR") return null;
-    throw new TfxError(`${file}: cannot be read: ${error.message}`);
+    if (["ENOENT", "ENOTDIR"].includes(codeOf(error))) return null;
+    throw new TfxError(`${file}: cannot be read: ${reason(error)}`);
   }
 }
 
+/** @param {unknown} error */
+const codeOf = (error) => String(/** @type {NodeJS.ErrnoException} */ (error).code);
+
+/**
+ * @param {string} folder
+ * @param {string} name
+ */
 async function digest(folder, name) {
   if (!(await present(folder, name))) return null;
   const hash = createHash("sha256");
@@ -125,12 +153,17 @@ async function digest(folder, name) {
       bytes += chunk.length;
     }
   } catch (error) {
-    throw new TfxError(`${name}: cannot be read: ${error.message}`);
+    throw new TfxError(`${name}: cannot be read: ${reason(error)}`);
   }
   return { bytes, sha256: hash.digest("hex") };
 }
 
-/** Random access to an open file through a window: a model is mostly weights, which are jumped over. */
+/**
+ * Random access to an open file through a window: a model is mostly weights, which are jumped over.
+ *
+ * @param {number} file
+ * @returns {import("./core/external.mjs").Bytes}
+ */
 function fileBytes(file) {
   const window = Buffer.alloc(2 ** 16);
   let [start, end] = [0, 0];
@@ -160,19 +193,19 @@ async function onnxruntime() {
   return ort;
 }
 
+/** @param {string} name */
 async function load(name) {
   try {
     return await import(name);
   } catch (error) {
     const why = reason(error);
     const platform = `${process.platform}/${process.arch}`;
-    if (error.code === "ERR_MODULE_NOT_FOUND" || (error.code === "MODULE_NOT_FOUND" && !why.includes(".node"))) {
-      throw new TfxError(`${name} is not installed; ${INSTALL}`, EXIT.machine);
+    const missing = codeOf(error).endsWith("MODULE_NOT_FOUND");
+    if (missing && why.includes("onnxruntime_binding.node")) {
+      throw new TfxError(`${name} has no library for ${platform}; run on another machine: ${why}`, EXIT.machine);
     }
-    if (why.includes("onnxruntime_binding.node")) {
-      throw new TfxError(`${name} has no library for ${platform}, or it does not load here; ${INSTALL}: ${why}`, EXIT.machine);
-    }
-    throw new TfxError(`${name} does not load on ${platform}, Node ${process.version}; ${INSTALL}: ${why}`, EXIT.machine);
+    if (missing) throw new TfxError(`${name} is not installed; ${INSTALL}`, EXIT.machine);
+    throw new TfxError(`${name} does not load on ${platform}, Node ${process.version}: ${why}`, EXIT.machine);
   }
 }
 
@@ -181,6 +214,7 @@ function libraryPath() {
   try {
     const main = createRequire(import.meta.url).resolve("onnxruntime-node");
     const folder = path.resolve(path.dirname(main), "..", "bin", "napi-v6", process.platform, process.arch);
+    /** @type {Record<string, string>} */
     const names = { win32: "onnxruntime.dll", darwin: "libonnxruntime.1.dylib" };
     const library = path.join(folder, names[process.platform] ?? "libonnxruntime.so.1");
     return existsSync(library) ? library : null;
