@@ -54,6 +54,10 @@ static tfx_status read_cut(tfx_tokenizer *tokenizer, const cJSON *json, const ch
 static tfx_status read_parts(tfx_tokenizer *made, const cJSON *json, const char *name, tfx_error *error) {
     char path[TFX_WHERE];
     const cJSON *model;
+    const cJSON *version = tfx_json_get(json, "version");
+    if (version != NULL && !(cJSON_IsString(version) && strcmp(version->valuestring, "1.0") == 0)) {
+        return tfx_json_wrong(version, tfx_json_path(path, name, "version"), "1.0", error);
+    }
     TFX_TRY(tfx_normals_read(&made->normals, tfx_json_get(json, "normalizer"), tfx_json_path(path, name, "normalizer"),
                              error));
     TFX_TRY(tfx_splits_read(&made->splits, tfx_json_get(json, "pre_tokenizer"),
