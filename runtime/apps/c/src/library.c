@@ -6,10 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Releases of onnxruntime have the first; Debian's package for developers has the second, as has brew on macOS. */
 #ifdef __APPLE__
-#define DEFAULT_NAME "libonnxruntime.dylib"
+static const char *const DEFAULTS[] = {"libonnxruntime.dylib", "/opt/homebrew/lib/libonnxruntime.dylib"};
 #else
-#define DEFAULT_NAME "libonnxruntime.so.1"
+static const char *const DEFAULTS[] = {"libonnxruntime.so.1", "libonnxruntime.so"};
 #endif
 
 #define REMEDY "install onnxruntime >= 1.20 and give its library by --library or $TFX_ONNXRUNTIME"
@@ -22,23 +23,42 @@ static long api_version(const char *version) {
     return minor == NULL ? 0 : strtol(minor + 1, NULL, 10);
 }
 
+/* Load the library that is wanted, else the first of the default names that there is. */
+static void *load(const char *wanted, tfx_library *library, tfx_error *error) {
+    const char *given = wanted != NULL ? wanted : getenv("TFX_ONNXRUNTIME");
+    const bool named = given != NULL && given[0] != '\0';
+    const size_t count = named ? 1 : sizeof DEFAULTS / sizeof DEFAULTS[0];
+    char reasons[512] = "";
+    for (size_t i = 0; i < count; i++) {
+        const char *name = named ? given : DEFAULTS[i];
+        void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        if (i == 0 || handle != NULL) {
+            snprintf(library->path, sizeof library->path, "%s", name);
+        }
+        if (handle != NULL) {
+            return handle;
+        }
+        const char *reason = dlerror();
+        const size_t used = strlen(reasons);
+        snprintf(reasons + used, sizeof reasons - used, "%s%s", i == 0 ? "" : "; ", reason == NULL ? name : reason);
+    }
+    tfx_fail(error, TFX_MACHINE, "onnxruntime: wanted API version %d in %s, found none: %s; " REMEDY, TFX_ORT_API,
+             library->path, reasons);
+    return NULL;
+}
+
 tfx_status tfx_library_open(const char *wanted, tfx_library *library, tfx_error *error) {
     memset(library, 0, sizeof *library);
-    const char *given = wanted != NULL ? wanted : getenv("TFX_ONNXRUNTIME");
-    const char *name = given != NULL && given[0] != '\0' ? given : DEFAULT_NAME;
-    snprintf(library->path, sizeof library->path, "%s", name);
-    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    void *handle = load(wanted, library, error);
     if (handle == NULL) {
-        const char *reason = dlerror();
-        return tfx_fail(error, TFX_MACHINE, "onnxruntime: wanted API version %d in %s, found none: %s; " REMEDY,
-                        TFX_ORT_API, name, reason == NULL ? "it cannot be loaded" : reason);
+        return TFX_MACHINE;
     }
     void *symbol = dlsym(handle, "OrtGetApiBase");
     Dl_info where;
     if (symbol == NULL) {
         dlclose(handle);
         return tfx_fail(error, TFX_MACHINE, "onnxruntime: wanted API version %d, found another library in %s; " REMEDY,
-                        TFX_ORT_API, name);
+                        TFX_ORT_API, library->path);
     }
     if (dladdr(symbol, &where) != 0 && where.dli_fname != NULL) {
         snprintf(library->path, sizeof library->path, "%s", where.dli_fname);
