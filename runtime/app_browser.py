@@ -74,6 +74,13 @@ class _Handler(SimpleHTTPRequestHandler):
                 self.directory = own
         return super().translate_path(path)
 
+    def end_headers(self) -> None:
+        """Add what lets a page share memory between threads, where that is asked for."""
+        if self.server.isolated:  # pyright: ignore[reportAttributeAccessIssue] - PageServer sets it
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
     def list_directory(self, path: Any) -> None:
         """Show no folder."""
         self.send_error(404)
@@ -102,6 +109,8 @@ class PageServer:
     Args:
         page: the folder of the page.
         bundle: the folder that the page is told to open.
+        isolated: send the headers that give a page threads. The page itself gets them from its service worker, with
+            which any server will do.
 
     Attributes:
         url: of the page's folder, with ``/`` at the end.
@@ -109,7 +118,7 @@ class PageServer:
         reports: what pages have posted.
     """
 
-    def __init__(self, page: Path, bundle: Path) -> None:
+    def __init__(self, page: Path, bundle: Path, isolated: bool = False) -> None:
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         # What a page is made of has to be called by its right type, whatever this machine's tables say.
         types = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
@@ -117,6 +126,7 @@ class PageServer:
         self._server = ThreadingHTTPServer(
             ("127.0.0.1", 0), partial(handler, directory=str(page), bundle=bundle, reports=self.reports)
         )
+        self._server.isolated = isolated  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
         self.bundle = f"{_BUNDLE}/"
 

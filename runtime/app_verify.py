@@ -26,7 +26,7 @@ from .app import LANGUAGES, sources, write_sources
 from .app_browser import report_of_page
 from .manifest import MANIFEST_NAME
 
-__all__ = ["RUNTIMES", "cache_folder", "prepared", "rows", "verdict", "verify_by_app"]
+__all__ = ["RUNTIMES", "cache_folder", "command_of", "prepared", "rows", "verdict", "verify_by_app"]
 
 RUNTIMES = tuple(LANGUAGES)
 
@@ -63,9 +63,8 @@ def verify_by_app(bundle: str | Path, runtime: str, threads: int | None = None) 
         if not report["stages"] and code not in (0, 1):
             raise _error(code, f"the page: {report['problem']}")
         return code, report
-    command = [str(app / "build" / _NAME), *_library()] if runtime != "node" else [_tool("node"), str(app / "cli.mjs")]
     options = ["--bundle", str(folder), *([] if threads is None else ["--threads", str(threads)])]
-    done = _run([*command, *options, "--self-check", "--json"], app)
+    done = _run([*command_of(runtime, app), *options, "--self-check", "--json"], app)
     try:
         report = json.loads(done.stdout)
         if report["passed"] != (done.returncode == 0):
@@ -109,6 +108,11 @@ def prepared(runtime: str) -> Path:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def command_of(runtime: str, app: Path) -> list[str]:
+    """Return how a built app is called: c, cpp and node have a command line."""
+    return [_tool("node"), str(app / "cli.mjs")] if runtime == "node" else [str(app / "build" / _NAME), *_library()]
 
 
 def _tools(runtime: str) -> list[str]:
