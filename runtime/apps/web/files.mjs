@@ -32,7 +32,7 @@ export function serverFolder(folder, onProgress) {
   /** @type {Record<string, {bytes: number, sha256: string}>} */
   let listed = {};
   let done = 0;
-  /** @type {Map<string, Uint8Array>} by cache key */
+  /** @type {Map<string, Uint8Array<ArrayBuffer>>} by cache key */
   const fresh = new Map();
   const used = new Set();
 
@@ -142,7 +142,7 @@ export function pickedFiles(files, label, onProgress) {
 /**
  * @param {string} url
  * @param {(count: number) => void} onBytes told how many bytes came in
- * @returns {Promise<Uint8Array | null>} null where the server has no such file
+ * @returns {Promise<Uint8Array<ArrayBuffer> | null>} null where the server has no such file
  * @throws {TfxError} names the address and what happened
  */
 async function download(url, onBytes) {

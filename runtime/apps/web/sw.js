@@ -16,13 +16,14 @@ const PAGE = [
   "index.html",
   "style.css",
   "page.mjs",
+  "dom.mjs",
+  "results.mjs",
   "view.mjs",
   "client.mjs",
   "isolation.mjs",
   "worker.mjs",
   "files.mjs",
   "folders.mjs",
-  "trial.mjs",
 ];
 
 const HEADERS = {

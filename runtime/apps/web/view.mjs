@@ -111,7 +111,7 @@ function shownCosine(value) {
  * Return the rows of the list of vectors.
  *
  * @param {string[]} texts
- * @param {(Float32Array | Record<string, {shape: number[], data: ArrayLike<number>}>)[]} values a vector per text, or
+ * @param {(Float32Array | Record<string, {shape: number[], data: any}>)[]} values a vector per text, or
  *   outputs by name
  * @param {{count: number, cut: number}[]} tokens
  * @param {(index: number, button: HTMLElement) => void} copy
@@ -149,7 +149,7 @@ const CHECKED = { files: "file", runtime: null, tokens: "text", outputs: "output
  * Return the self-check's result.
  *
  * @param {import("./core/check.mjs").Report} report
- * @param {{max_abs: number | null, min_cosine: number | null}} tolerance the manifest's
+ * @param {import("./core/parity.mjs").Tolerance} tolerance the manifest's
  * @param {string | null} url the exact address of a missing file
  * @returns {Node[]}
  */
@@ -161,10 +161,12 @@ export function reportView(report, tolerance, url) {
   if (url) nodes.push(el("p", { class: "url" }, "Missing: ", el("code", null, url)));
   nodes.push(el("ol", { class: "stages" }, ...Object.keys(STAGES).map((name) => stageRow(name, report.stages.find(({ stage }) => stage === name)))));
   const bound = (value) => (value === null || value === undefined ? "any" : written(value));
+  // One token of many is judged by a bound of its own.
+  const ofToken = typeof tolerance.min_token_cosine === "number" ? `, of a token ${written(tolerance.min_token_cosine)}` : "";
   const list = el("dl", { class: "facts-list" });
   fillList(list, [
     ["Worst difference", `${figure(report.max_abs)} (allowed ${bound(tolerance.max_abs)})`],
-    ["Lowest cosine", `${closeness(report.min_cosine)} (wanted ${bound(tolerance.min_cosine)})`],
+    ["Lowest cosine", `${closeness(report.min_cosine)} (wanted ${bound(tolerance.min_cosine)}${ofToken})`],
     ["Alone or in a batch", `${figure(report.batch_variance)}${report.promised_batch_variance === null ? "" : ` (promised ${figure(report.promised_batch_variance)})`}`],
     ["Runtime", report.runtime ?? "none"],
     ["Provider", report.provider ?? "none"],
@@ -224,6 +226,7 @@ export function toCsv(texts, vectors) {
  * @returns {any[]} its values as nested lists
  */
 export function nested({ shape, data }) {
+  /** @type {any[]} */
   let values = Array.from(data, Number);
   for (const length of shape.slice(1).reverse()) {
     values = Array.from({ length: length === 0 ? 0 : values.length / length }, (_, i) => values.slice(i * length, (i + 1) * length));

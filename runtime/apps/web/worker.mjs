@@ -8,7 +8,7 @@
  *   open    {source: {folder: string} | {files: Map<string, File>, label: string}, provider: "wasm" | "webgpu",
  *            threads: number | null}
  *           reads and checks the bundle and loads the model. Result: {label, manifest, runtime, provider, threads,
- *           trial, bytes, offline}; trial is what a GPU's numbers were found to be, null on WebAssembly.
+ *           bytes, offline}.
  *   embed   {texts: string[]}
  *           result: {vectors: Float32Array[] | null, outputs: object[] | null, tokens: {count, cut}[],
  *           ms: {tokenize, run}}; outputs where the bundle has no pooling.
@@ -24,14 +24,16 @@ import { selfCheck } from "./core/check.mjs";
 import { Encoder } from "./core/encoder.mjs";
 import { EXIT, TfxError, reason } from "./core/errors.mjs";
 import { pickedFiles, serverFolder } from "./files.mjs";
-import { trial } from "./trial.mjs";
 
 const RUNTIMES = { wasm: "./vendor/ort.wasm.bundle.min.mjs", webgpu: "./vendor/ort.webgpu.bundle.min.mjs" };
 const TOKENIZERS = "./vendor/tokenizers.min.mjs";
 
 /** What open made; check and embed use it. */
+/** @type {import("./files.mjs").Source | null} */
 let files = null;
+/** @type {any} an Encoder */
 let encoder = null;
+/** @type {import("./core/bundle.mjs").Bundle | null} */
 let bundle = null;
 
 let queue = Promise.resolve();
@@ -57,10 +59,15 @@ async function open({ source, provider, threads }, progress) {
   await encoder?.dispose();
   encoder = null;
   files = filesOf(source, progress);
-  bundle = await readBundle(files.read);
+  try {
+    bundle = await readBundle(files.read);
+  } catch (error) {
+    // What was kept may have been damaged since: then it is loaded again.
+    if (!(await files.forget())) throw error;
+    bundle = await readBundle(files.read);
+  }
   const used = await load(bundle, provider, threads, progress);
   const { manifest } = bundle;
-  const tried = provider === "webgpu" ? await trial(encoder, bundle) : null;
   // The session has its own copy of what it needs.
   for (const name of Object.keys(manifest.files)) bundle.release(name);
   await files.settle();
@@ -70,7 +77,6 @@ async function open({ source, provider, threads }, progress) {
     runtime: encoder.runtime,
     provider: encoder.provider,
     threads: used,
-    trial: tried,
     bytes: Object.values(manifest.files).reduce((sum, file) => sum + file.bytes, 0),
     offline: files.kept(),
   };
