@@ -22,7 +22,7 @@ _MAX_MANIFEST_BYTES = 16 << 20
 
 
 class Bundle:
-    """A checked bundle; made by ``Bundle.open`` and ``write_bundle``.
+    """A checked bundle; made by ``Bundle.open`` and ``write_bundle``. ``unchecked`` trusts its files.
 
     Attributes:
         path: the folder.
@@ -46,20 +46,34 @@ class Bundle:
                 altered, or leaves the folder through a link, or the model's external data is none of the files. The
                 message names it.
         """
+        bundle = cls.unchecked(path)
+        bundle.check_files(check_hashes=check_hashes)
+        return bundle
+
+    @classmethod
+    def unchecked(cls, path: str | Path) -> Bundle:
+        """Read the manifest alone.
+
+        Raises:
+            BundleError: the folder or ``tfx.json`` is missing or wrong.
+        """
         folder = Path(path).absolute()
         if not folder.is_dir():
             found = "a file" if folder.exists() else "nothing"
             raise BundleError(f"{path}: found {found}, wanted a bundle folder (tfx export makes one)")
-        manifest = Manifest.parse(_read_manifest(folder))
+        return cls(folder, Manifest.parse(_read_manifest(folder)))
+
+    def check_files(self, *, check_hashes: bool = True) -> None:
+        """Compare the files with the manifest; arguments and errors as ``open``."""
+        manifest = self.manifest
         for name, entry in manifest.files.items():
-            _check_file(folder, name, entry["bytes"], entry["sha256"] if check_hashes else None)
+            _check_file(self.path, name, entry["bytes"], entry["sha256"] if check_hashes else None)
         for name in (manifest.model["file"], *([manifest.tokenizer["file"]] if manifest.tokenizer else [])):
             if name not in manifest.files:
-                raise BundleError(f'{folder / MANIFEST_NAME}: "{name}" is not among the files')
-        for data in external_data(folder / manifest.model["file"]):
+                raise BundleError(f'{self.path / MANIFEST_NAME}: "{name}" is not among the files')
+        for data in external_data(self.model_path):
             if data.location not in manifest.files:
                 raise BundleError(f'{manifest.model["file"]}: external data "{data.location}" is not among the files')
-        return cls(folder, manifest)
 
     @property
     def model_path(self) -> Path:

@@ -16,6 +16,7 @@ from tfx.runtime.bundle import Bundle, write_bundle
 from tfx.runtime.golden import GOLDEN_NAME, GoldenCase, save_golden
 from tfx.runtime.manifest import Manifest
 from tfx.runtime.tensors import TensorSpec, default_cases, make_feeds
+from tfx.runtime.text import TextEncoder
 
 VOCAB, D, MAX_LENGTH, PAD = 12, 5, 24, 0
 IDS = TensorSpec("input_ids", "int64", ("batch", "sequence"), "token_ids", VOCAB)
@@ -140,10 +141,14 @@ def make(
     external: bool = False,
     model: onnx.ModelProto | None = None,
     expected=reference,
+    texts: tuple[str, ...] = (),
     force: bool = False,
     **changes,
 ) -> Bundle:
-    """Write a tiny bundle; ``expected`` makes the recorded outputs, ``changes`` go to the manifest."""
+    """Write a tiny bundle; ``expected`` makes the recorded outputs, ``changes`` go to the manifest.
+
+    With ``texts`` their tokens are a golden case too.
+    """
 
     def fill(folder: Path) -> Manifest:
         made = manifest(segments, **changes)
@@ -158,9 +163,14 @@ def make(
         for seed, case in enumerate(default_cases(made.inputs, made.max_length)):
             feeds = make_feeds(made.inputs, batch=case.batch, sequence=case.sequence, pattern=case.pattern, seed=seed)
             cases.append(GoldenCase(case.id, case.batch, case.sequence, case.pattern, feeds, expected(feeds)))
-        save_golden(folder / GOLDEN_NAME, cases)
         if made.tokenizer:
             write_tokenizer(folder / "tokenizer.json")
+        if texts:
+            encoder = TextEncoder(folder / "tokenizer.json", made.inputs, made.pad_id, 8)
+            feeds = encoder.feeds(encoder.encode(texts))
+            batch, sequence = feeds["input_ids"].shape
+            cases.append(GoldenCase("texts", batch, sequence, "right", feeds, expected(feeds), texts))
+        save_golden(folder / GOLDEN_NAME, cases)
         return made
 
     return write_bundle(parent / name, fill, force=force)

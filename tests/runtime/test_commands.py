@@ -119,8 +119,8 @@ def test_bad_feeds_write_nothing(tfx, bundle, tmp_path, name, value, message):
 def test_a_damaged_bundle(tfx, bundle):
     path = bundle.path / "model.onnx"
     path.write_bytes(path.read_bytes()[:-10])
-    for arguments in (["run", "--text", "a"], ["verify"], ["bench"]):
-        assert "model.onnx: found" in said(tfx(*arguments), 2)
+    for arguments, code in ((["run", "--text", "a"], 2), (["verify"], 1), (["bench"], 2)):
+        assert "model.onnx: found" in said(tfx(*arguments), code)
 
 
 # verify
