@@ -87,7 +87,7 @@ LANGUAGES = {
         "build/{name} --self-check",
     ),
     "node": App((("node", "", ()), ("js", "core", ())), (_NPM,), "node cli.mjs --self-check"),
-    "web": App((("web", "", ()), ("js", "core", ())), (_NPM, "npm run vendor"), "npm start"),
+    "web": App((("web", "", ()), ("js", "core", ())), ("npm run setup",), "npm start"),
 }
 """The languages, by the names that ``--lang`` takes."""
 

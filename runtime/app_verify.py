@@ -60,18 +60,19 @@ def verify_by_app(bundle: str | Path, runtime: str, threads: int | None = None) 
     if runtime == "web":
         report = report_of_page(app, folder, threads)
         code = int(report.pop("exit_code", 1 - int(report["passed"])))
-        if not report["stages"] and code not in (0, 1):
-            raise _error(code, f"the page: {report['problem']}")
-        return code, report
-    options = ["--bundle", str(folder), *([] if threads is None else ["--threads", str(threads)])]
-    done = _run([*command_of(runtime, app), *options, "--self-check", "--json"], app)
-    try:
-        report = json.loads(done.stdout)
-        if report["passed"] != (done.returncode == 0):
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
-        raise _failure(runtime, done) from None
-    return done.returncode, report
+    else:
+        options = ["--bundle", str(folder), *([] if threads is None else ["--threads", str(threads)])]
+        done = _run([*command_of(runtime, app), *options, "--self-check", "--json"], app)
+        code = done.returncode
+        try:
+            report = json.loads(done.stdout)
+            if report["passed"] != (code == 0):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise _failure(runtime, done) from None
+    if code not in (0, 1) and report.get("stage") is None:  # nothing could be checked
+        raise _error(code, f"runtime {runtime}: {report['problem']}")
+    return code, report
 
 
 def cache_folder() -> Path:
@@ -153,7 +154,7 @@ def _steps(runtime: str, tools: Sequence[str]) -> list[list[str]]:
         configure = [tools[0], "-S", ".", "-B", "build", "-DCMAKE_BUILD_TYPE=Release", *where]
         return [configure, [tools[0], "--build", "build", "--parallel"]]
     # Scripts of packages stay off: onnxruntime-node's would download a GPU library from elsewhere.
-    install = [tools[1], "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"]
+    install = [tools[1], "install", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--prefer-offline"]
     return [install, [tools[0], "vendor.mjs"]] if runtime == "web" else [install]
 
 

@@ -25,8 +25,8 @@ def check_by(lang: str, request: pytest.FixtureRequest) -> Check:
         from tfx.runtime.self_check import self_check
 
         def by_python(bundle: Path) -> tuple[int, dict[str, Any]]:
-            report = self_check(bundle)
-            return report.exit_code, report.to_json()
+            found = self_check(bundle)
+            return int(not found.passed), found.to_json()
 
         return by_python
     program: Program = request.getfixturevalue("built")(lang)
