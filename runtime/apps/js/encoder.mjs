@@ -348,10 +348,11 @@ const MEMORY = /bad.?alloc|failed to allocate|out of memory|allocation failed|in
 function loadError(error, model, runtime) {
   const why = reason(error);
   if (MEMORY.test(why)) return new TfxError(`${model.file}: out of memory: ${why}`, EXIT.machine);
-  if (/unsupported model ir version|opset \d+ is under development|opset.*(not supported|max)/i.test(why)) {
+  if (/unsupported model ir version|opset \d+ is under development/i.test(String(error))) {
+    const limit = /max supported IR version: \d+|till opset \d+/.exec(String(error))?.[0];
     return new TfxError(
-      `${model.file}: IR version ${model.ir_version}, opset ${model.opset} is newer than this ${runtime} reads; ` +
-        `install a newer one, or export with --target web or portable: ${why}`,
+      `${model.file}: found IR version ${model.ir_version} and opset ${model.opset}, newer than ${runtime} reads ` +
+        `(${limit}); install a newer onnxruntime, or export with --target web or portable`,
       EXIT.machine,
     );
   }

@@ -46,5 +46,7 @@ export function shown(value) {
  */
 export function reason(error) {
   const text = error instanceof Error ? error.message : String(error);
-  return text.replace(/\s+/g, " ").trim().slice(0, 500);
+  // onnxruntime puts its own source line and function before what it says.
+  const said = text.replace(/\S+\.(cc|h):\d+ .+?\) (?=[A-Z"'])/g, "");
+  return said.replace(/\s+/g, " ").trim().slice(0, 500);
 }
