@@ -73,8 +73,8 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.server.posted.set()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        del format, args
+    def log_message(self, *args: Any) -> None:
+        del args
 
 
 @contextmanager
@@ -98,7 +98,9 @@ def launch(playwright: Playwright, chromium: str, *arguments: str) -> Browser:
 
 def ready(page: Page) -> None:
     """Wait until texts can be embedded."""
-    expect(page.get_by_role("button", name="Embed", exact=True)).to_be_enabled(timeout=TIMEOUT)
+    settled = page.locator("#state:is([data-state=ready], [data-state=doubt], [data-state=bad])")
+    expect(settled).to_be_visible(timeout=TIMEOUT)
+    assert page.get_by_role("button", name="Embed", exact=True).is_enabled(), page.get_by_role("alert").inner_text()
 
 
 def embed(page: Page, texts: list[str]) -> None:

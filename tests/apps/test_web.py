@@ -181,6 +181,18 @@ def test_a_character_that_this_browser_sees_in_another_way_is_refused_by_name(vi
     ready(page)  # and the next text works
 
 
+def test_a_long_run_is_stopped(visit: Callable[..., Page]) -> None:
+    page = visit()
+    ready(page)
+    page.get_by_role("textbox", name="Texts").fill("word word word word word word word word\n" * 20_000)
+    page.get_by_role("button", name="Embed", exact=True).click()
+    page.get_by_role("button", name="Stop").click()
+    ready(page)
+    expect(page.locator("#results")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    embed(page, TEXTS)
+
+
 # ---------------------------------------------------------------- bundles of every kind
 
 
@@ -369,7 +381,8 @@ def test_kept_files_that_were_damaged_are_loaded_again(visit: Callable[..., Page
     page.evaluate(
         """async () => {
           const cache = await caches.open("tfx-bundles-1");
-          for (const key of await cache.keys()) if (key.url.includes("model.onnx")) await cache.put(key, new Response("no"));
+          const [model] = (await cache.keys()).filter((key) => key.url.includes("model.onnx"));
+          await cache.put(model, new Response("no"));
         }"""
     )
     page.reload()
@@ -403,7 +416,7 @@ def _rewrite_weights(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -
     from onnx import numpy_helper
 
     path = folder / "model.onnx"
-    model = onnx.load(path)  # noqa: TID251 - a small file that is written again
+    model = onnx.load(path)
     largest = max(model.graph.initializer, key=lambda tensor: int(np.prod(tensor.dims)))
     largest.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(largest)), largest.name))
     onnx.save(model, path)
@@ -442,7 +455,7 @@ def test_a_fault_is_red_with_its_stage(
     why: str,
     opens: bool,
 ) -> None:
-    bad = planted(tiny(target="web"), tmp_path / "bad", change, seal=seal)
+    bad = planted(tiny(), tmp_path / "bad", change, seal=seal)
     server.folders["/bad/"] = bad
     page = visit("?bundle=bad", viewport=DESKTOP)
     if opens:
@@ -454,6 +467,7 @@ def test_a_fault_is_red_with_its_stage(
             picture(page, "desktop-missing-file")
     text = self_check(page)
     assert f"Failed at: {stage}" in text, text
+    expect(page.locator("#state")).to_have_text("Self-check failed" if opens else "Not loaded")
     assert why in text
     assert page.locator("#report li.bad").count() == 1
     picture(page, f"desktop-fault-{request.node.callspec.id.replace(' ', '-')}")
@@ -527,6 +541,13 @@ def test_a_report_of_a_failure_is_posted(
     assert server.posted.wait(TIMEOUT / 1000)
     assert (server.reports[1]["passed"], server.reports[1]["exit_code"]) == (False, 2)
     assert "none/tfx.json" in server.reports[1]["problem"]
+
+
+def test_a_program_is_told_that_the_page_cannot_start(visit: Callable[..., Page], server: Server) -> None:
+    visit("?provider=webgpu&report=/done")
+    assert server.posted.wait(TIMEOUT / 1000)
+    assert (server.reports[0]["passed"], server.reports[0]["exit_code"]) == (False, 3)
+    assert "WebGPU" in server.reports[0]["problem"]
 
 
 # ---------------------------------------------------------------- for everybody
@@ -630,23 +651,44 @@ def test_who_wants_less_motion_has_none(visit: Callable[..., Page]) -> None:
 # ---------------------------------------------------------------- WebGPU
 
 
-def test_webgpu_gives_the_numbers_or_says_that_it_does_not(
-    playwright: Playwright, chromium: str, server: Server, tiny: Callable[..., Path]
-) -> None:
+@pytest.fixture(scope="module")
+def gpu_browser(playwright: Playwright, chromium: str) -> Iterator[Browser]:
+    started = launch(playwright, chromium, *GPU_ARGUMENTS)
+    yield started
+    started.close()
+
+
+def test_webgpu_gives_the_numbers(gpu_browser: Browser, server: Server, tiny: Callable[..., Path]) -> None:
     bundle = tiny(target="web")
     server.folders["/web/"] = bundle
-    started = launch(playwright, chromium, *GPU_ARGUMENTS)
-    page = started.new_page(viewport=DESKTOP)
+    context = gpu_browser.new_context(viewport=DESKTOP)
+    page = context.new_page()
     page.goto(f"{server.url}?bundle=web&provider=webgpu")
-    embed_button = page.get_by_role("button", name="Embed", exact=True)
-    alert = page.get_by_role("alert")
-    expect(embed_button.and_(page.locator(":enabled")).or_(alert)).to_be_visible(timeout=TIMEOUT)
-    assert not alert.is_visible(), alert.inner_text()
+    ready(page)
     expect(page.locator("#state")).to_have_text("Ready · WebGPU")
+    report = page.locator("#report").inner_text()
+    assert "Passed" in report  # without being asked
+    assert "webgpu" in report
     embed(page, TEXTS)
-    assert np.abs(numbers(page) - wanted(bundle, TEXTS)).max() < 1e-4
+    assert np.abs(numbers(page) - wanted(bundle, TEXTS)).max() < 1e-5
     picture(page, "desktop-webgpu")
-    started.close()
+    context.close()
+
+
+def test_wrong_numbers_on_webgpu_are_refused(
+    gpu_browser: Browser, server: Server, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.folders["/bad/"] = planted(tiny(target="portable"), tmp_path / "bad", _move_weights)
+    context = gpu_browser.new_context(viewport=DESKTOP)
+    page = context.new_page()
+    page.goto(f"{server.url}?bundle=bad&provider=webgpu")
+    expect(page.get_by_role("alert")).to_contain_text("WebGPU does not give this bundle's numbers", timeout=TIMEOUT)
+    expect(page.get_by_role("button", name="Embed", exact=True)).to_be_disabled()
+    picture(page, "desktop-webgpu-refused")
+    page.get_by_role("button", name="Use WebAssembly").click()
+    ready(page)
+    expect(page.get_by_role("radio", name="WebAssembly")).to_be_checked()
+    context.close()
 
 
 def test_without_an_adapter_webgpu_is_not_offered(visit: Callable[..., Page]) -> None:

@@ -49,16 +49,16 @@ function threads() {
 /* ------------------------------------------------------------------ state */
 
 /**
- * @param {"loading" | "ready" | "busy" | "bad"} state
+ * @param {"loading" | "ready" | "doubt" | "busy" | "bad"} state doubt: it runs, and the self-check has failed
  * @param {string} text
  */
 function setState(state, text) {
   $("state").dataset.state = state;
   $("state-text").textContent = text;
-  if (state === "ready" || state === "bad") $("progress").hidden = true;
   const working = state === "loading" || state === "busy";
+  if (!working) $("progress").hidden = true;
   document.body.setAttribute("aria-busy", String(working));
-  $("embed").disabled = state !== "ready";
+  $("embed").disabled = state !== "ready" && state !== "doubt";
   $("check").disabled = working || client === undefined;
   $("providers").disabled = working;
 }
@@ -111,6 +111,7 @@ async function open(next) {
   setProblem(null);
   $("report").hidden = true;
   $("results").hidden = true;
+  $("empty").hidden = false;
   setState("loading", "Loading");
   announce("Loading the model");
   try {
@@ -158,7 +159,8 @@ function runsOn() {
 function showModel() {
   const { manifest, label } = opened;
   const own = "folder" in source;
-  const name = own && !APP.name.startsWith("@") ? APP.name : label;
+  const named = own && !parameters.has("bundle") && !APP.name.startsWith("@");
+  const name = named ? APP.name : label;
   document.title = `${name} – embed texts`;
   const output = manifest.outputs.find((spec) => spec.name === manifest.pooling?.output) ?? manifest.outputs[0];
   const width = output.shape.at(-1);
@@ -201,17 +203,19 @@ async function embed() {
     $("texts").focus();
     return;
   }
+  /** @type {[any, string]} */
+  const before = [$("state").dataset.state, $("state-text").textContent];
   setState("busy", "Embedding");
   $("stop").hidden = texts.length < 20;
   const mine = client;
   try {
     const answer = await client.ask("embed", { texts });
     showResults({ texts, ...answer });
-    setState("ready", `Ready · ${runsOn()}`);
+    setState(...before);
     announce(`${view.plural(texts.length, "text")} embedded in ${view.duration(answer.ms.tokenize + answer.ms.run)}. Similarity and vectors follow.`);
   } catch (error) {
     if (mine !== client) return;
-    setState("ready", `Ready · ${runsOn()}`);
+    setState(...before);
     setProblem(error);
   } finally {
     $("stop").hidden = true;
@@ -236,7 +240,9 @@ async function check() {
     $("report").replaceChildren(...view.reportView(report, tolerance, url), copyReport);
     $("report").hidden = false;
     $("report").dataset.passed = String(report.passed);
-    setState(...before);
+    if (opened === null || before[0] === "bad") setState(...before);
+    else if (report.passed) setState("ready", `Ready · ${runsOn()}`);
+    else setState("doubt", "Self-check failed");
     announce(`Self-check ${report.passed ? "passed" : "failed"}`);
     return { ...report, exit_code: exitCode };
   } catch (error) {
@@ -247,19 +253,24 @@ async function check() {
   }
 }
 
-/** Check at once and post the result: for programs that drive the page. */
-async function checkAndPost(path) {
-  const url = sameOrigin(path, "report");
-  let body;
-  try {
-    client = new Client(onProgress);
-    body = await check();
-  } catch (error) {
-    body = { ...NO_REPORT, problem: [error.message, error.url].filter(Boolean).join(" "), exit_code: error.exitCode ?? 3 };
-  }
-  await fetch(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  setState(body.passed ? "ready" : "bad", body.passed ? "Report sent: passed" : "Report sent: failed");
+/** Check at once, for programs that drive the page. */
+async function checkAlone() {
+  client = new Client(onProgress);
+  const body = await check();
+  setState(body.passed ? "ready" : "bad", body.passed ? "Passed" : "Failed");
   $("embed").disabled = true; // the bundle is not open for texts here
+  return body;
+}
+
+/** Return what a program is told where there is no report. */
+function withoutReport(error) {
+  return { ...NO_REPORT, problem: [error.message, error.url].filter(Boolean).join(" "), exit_code: error.exitCode ?? 3 };
+}
+
+/** Post a report to an address of this server. */
+async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  await fetch(sameOrigin(path, "report"), { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 const NO_REPORT = {
@@ -367,10 +378,11 @@ async function start() {
     await offerGpu();
     source = ownSource();
     if (report === null) await open(source);
-    else await checkAndPost(report);
+    else await post(report, await checkAlone());
   } catch (error) {
     setState("bad", "Cannot start");
     setProblem(error);
+    if (report !== null) await post(report, withoutReport(error)).catch(setProblem);
   }
 }
 

@@ -21,6 +21,7 @@ export function showResults(found) {
   results = found;
   const { texts, vectors, outputs, tokens, ms } = found;
   $("results").hidden = false;
+  $("empty").hidden = true;
   view.fillList($("timing"), [
     ["Texts", texts.length.toLocaleString("en")],
     ["Tokens", tokens.reduce((sum, { count }) => sum + count, 0).toLocaleString("en")],
