@@ -253,9 +253,10 @@ public:
         return vectors;
     }
 
-    /* The vector of one text. */
-    std::vector<float> embed(std::string_view text) const {
-        return std::move(embed(std::vector<std::string>{std::string(text)}).front());
+    /* The vector of one text: a string, a string_view or an array of char; embed({...}) takes a list of texts. */
+    template <class Text, std::enable_if_t<std::is_convertible_v<const Text &, std::string_view>, int> = 0>
+    std::vector<float> embed(const Text &text) const {
+        return std::move(embed(std::vector<std::string>{std::string(std::string_view(text))}).front());
     }
 
     /* Every output of the model for each text, without the batch axis and cut to the text's own length. */
