@@ -537,6 +537,31 @@ def test_a_number_of_threads_that_was_tuned(app: Program, sound: Path, tmp_path:
         np.testing.assert_allclose(vectors, Session(sound).encode(TEXTS), rtol=0, atol=1e-5)
 
 
+def test_the_programs_of_the_readme_run(app: Program, tmp_path: Path):
+    """The library in three lines, and the worker that a service asks."""
+    folder = tmp_path / "app"
+    shutil.copytree(app.folder, folder, symlinks=True)
+    _, *blocks = (folder / "README.md").read_text().split("```js\n")
+    short, worker, main = (block.partition("```")[0] for block in blocks)
+    (folder / "short.mjs").write_text(f"{short}\nconsole.log(JSON.stringify([...one, ...other].length));\n")
+    (folder / "worker.mjs").write_text(worker)
+    (folder / "main.mjs").write_text(main)
+    (folder / "use.mjs").write_text(
+        'import { embed } from "./main.mjs";\n'
+        "const wrong = embed([]).catch((error) => error.message);\n"
+        'const found = await Promise.all([embed(["one", "two"]), embed(["three"]), wrong]);\n'
+        "console.log(JSON.stringify([found[0].length, found[1][0].length, found[2]]));\n"
+        "process.exit(0);\n"
+    )
+    said = []
+    for name in ("short.mjs", "use.mjs"):
+        command = [str(app.node), str(folder / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(json.loads(done.stdout))
+    assert said == [128, [2, 64, "texts: found an empty array, wanted at least one text"]]
+
+
 def test_the_readme_says_what_there_is(app: Program):
     text = (app.folder / "README.md").read_text()
     said = app.run("--help").stdout

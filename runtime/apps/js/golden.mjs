@@ -71,6 +71,8 @@ function caseList(listing) {
     const entry = object(value, at);
     const batch = integer(required(entry, "batch", at), `${at}.batch`, 1);
     const texts = array(entry.texts ?? [], `${at}.texts`).map((each, j) => text(each, `${at}.texts[${j}]`, true));
+    const ended = texts.findIndex((each) => each.includes("\0"));
+    if (ended >= 0) throw new TfxError(`${at}.texts[${ended}]: holds NUL, which ends a string in C`);
     if (texts.length !== 0 && texts.length !== batch) {
       throw new TfxError(`${at}.texts: found ${texts.length}, wanted one for each of ${batch} rows`);
     }

@@ -189,7 +189,8 @@ function fileBytes(file) {
 async function onnxruntime() {
   const found = await load("onnxruntime-node");
   const ort = found.default ?? found;
-  ort.env.logLevel = "fatal"; // what goes wrong is in the errors, not to be printed twice
+  // What goes wrong is in the errors, not to be printed twice.
+  if (ort.env.logLevel === "warning") ort.env.logLevel = "fatal";
   return ort;
 }
 
