@@ -34,7 +34,7 @@ from tfx.runtime.show import print_table
 
 HERE = Path(__file__).parent
 ROUTES = (CAPTURE, *FOREIGN)
-TARGETS = ("cpu", "cuda", "portable")
+TARGETS = ("cpu", "cuda", "web", "portable")
 PEERS = ("onnxruntime", "onnxscript")
 PEER_ROUTES = ("dynamo 18", "torchscript 17")
 KINDS = {

@@ -114,7 +114,7 @@ class Judge:
                 export(self.row, route, path, None if base == route else self.file(base))
         return path
 
-    def judge(self, route: str, names: Sequence[str] = ("cpu", "cuda", "portable")) -> Judged:
+    def judge(self, route: str, names: Sequence[str] = ("cpu", "cuda", "web", "portable")) -> Judged:
         """Exports, raises, lowers and compares."""
         judged = Judged(self.row.name, route, wanted=dict(self.row.counts))
         start = time.perf_counter()

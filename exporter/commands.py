@@ -17,7 +17,7 @@ from ..runtime import show
 from ..runtime.bundle import DEFAULT_BUNDLE
 from ..runtime.manifest import COUNTS
 from .precision import PRECISIONS, table
-from .targets import LAYOUTS, TARGETS
+from .targets import DATA_SUFFIX, LAYOUTS, TARGETS
 
 __all__ = ["export", "inspect", "optimize"]
 
@@ -34,7 +34,7 @@ _layout = click.option(
     "--layout",
     type=click.Choice(list(LAYOUTS)),
     help="padded: (batch, sequence, d). ragged: attended tokens only, zeros elsewhere. "
-    "[default: export for cpu: ragged where the graph allows it; else as it is]",
+    "[default: export for cpu and web: ragged where the graph allows it; else as it is]",
 )
 _opset = click.option("--opset", type=int, help="ai.onnx opset to write, 17 to 23. [default: the target's]")
 
@@ -173,6 +173,10 @@ def export(
     form = f"target {target}, {manifest['layout']}, opset {model['opset']}, IR {model['ir_version']}"
     click.echo(f"{out}: {_sized(size)}, {form}")
     click.echo(f"found {_listed(manifest['counts'])}")
+    if data := manifest["files"].get(f"{model['file']}{DATA_SUFFIX}"):
+        click.echo(
+            f"weights   {_sized(data['bytes'])} in {model['file']}{DATA_SUFFIX}, which goes wherever the model goes"
+        )
     _refusals(manifest["refusals"])
     if "quantization" in manifest:
         _quantized(manifest["precision"], manifest["quantization"])

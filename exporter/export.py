@@ -34,7 +34,7 @@ from .pipeline import Report, check_counts, lower_model, raise_model
 from .precision import PrecisionReport, apply_precision
 from .precision import check as check_precision
 from .precision.variance import gate, measure
-from .save import MAX_INLINE_BYTES, save
+from .save import save
 from .sources import Source
 
 __all__ = ["MODEL_NAME", "export"]
@@ -58,7 +58,7 @@ def export(
     force: bool = False,
     check: bool = True,
     expect: Mapping[str, int] | None = None,
-    max_inline_bytes: int = MAX_INLINE_BYTES,
+    max_inline_bytes: int | None = None,
     step: Step = lambda _: None,
 ) -> Bundle:
     """Exports a source to a bundle that has been raised, lowered and verified.
@@ -66,8 +66,9 @@ def export(
     Args:
         source: What to export, or a function that makes it (then its memory is released before verifying).
         out: The folder to make.
-        target: ``cpu``, ``cuda`` or ``portable``.
-        layout: ``padded`` or ``ragged``; ``None`` takes the target's own, ragged on a CPU where the graph allows it.
+        target: ``cpu``, ``cuda``, ``web`` or ``portable``.
+        layout: ``padded`` or ``ragged``; ``None`` takes the target's own, ragged on a CPU and the
+            web where the graph allows it.
         precision: A name in :data:`.precision.PRECISIONS`.
         calibration: A ``.txt``, ``.jsonl`` or ``.npz`` of samples that a precision is calibrated and judged on; when
             ``None`` docstrings of the standard library, or random inputs for a source without a tokenizer.
@@ -75,7 +76,7 @@ def export(
         force: Replace a bundle that is there.
         check: Compare the written model with the live module on the golden before the bundle appears.
         expect: Canonical counts that must be found; the source's own when ``None``.
-        max_inline_bytes: Weights larger than this go to an external data file.
+        max_inline_bytes: Weights larger than this go to an external data file; the target's own limit when ``None``.
         step: Told what is being done.
 
     Returns:
@@ -125,7 +126,8 @@ def export(
         step("writing")
         written, graph = parts
         parts.clear()
-        save(graph, folder / MODEL_NAME, max_inline_bytes=max_inline_bytes)
+        inline = profile.inline_bytes if max_inline_bytes is None else max_inline_bytes
+        save(graph, folder / MODEL_NAME, max_inline_bytes=inline)
         save_golden(folder / GOLDEN_NAME, golden)
         for file in written.files:
             shutil.copyfile(file, folder / file.name)

@@ -28,7 +28,7 @@ from .metadata import count, restore_metadata, settle_metadata
 from .pair import check_destination, data_name, move_in
 from .pipeline import Report, lower_model, raise_model
 from .proof import Proof, read_inputs, record
-from .save import MAX_INLINE_BYTES, save, weight_bytes
+from .save import save, weight_bytes
 from .shapes import forget_invented, infer_shapes
 from .targets import Target
 from .tidy import tidy
@@ -57,7 +57,7 @@ def optimize(
     expect: Mapping[str, int] | None = None,
     inputs: Sequence[str] = (),
     feeds: str | Path | None = None,
-    max_inline_bytes: int = MAX_INLINE_BYTES,
+    max_inline_bytes: int | None = None,
     step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Raises and lowers a file, compares it with the original and writes it.
@@ -65,14 +65,14 @@ def optimize(
     Args:
         source: The ``.onnx`` file.
         out: The file to write.
-        target: ``cpu``, ``cuda`` or ``portable``.
+        target: ``cpu``, ``cuda``, ``web`` or ``portable``.
         layout: ``ragged`` computes attended positions only and leaves zeros elsewhere; ``None`` keeps the file's.
         opset: ai.onnx opset to write.
         force: Replace ``out`` when it is there.
         expect: Canonical counts that must be found.
         inputs: What inputs mean, where that is judged wrongly: ``NAME[:DTYPE:AXES][=ROLE[:LIMIT]]`` each.
         feeds: An ``.npz`` of arrays by input name to compare on, instead of generated ones.
-        max_inline_bytes: Weights larger than this go to an external data file.
+        max_inline_bytes: Weights larger than this go to an external data file; the target's own limit when ``None``.
         step: Told what is being done.
 
     Returns:
@@ -119,7 +119,8 @@ def optimize(
         with sigterm_raises(), tempfile.TemporaryDirectory(dir=out.parent, prefix=".tfx-") as folder:
             step("writing")
             written, data = Path(folder) / out.name, data_name(model, out)
-            save(model, written, max_inline_bytes=max_inline_bytes, data_name=data)
+            inline = profile.inline_bytes if max_inline_bytes is None else max_inline_bytes
+            save(model, written, max_inline_bytes=inline, data_name=data)
             after = _counted(model, report.counts, written)
             del model, ends
             gc.collect()  # the sessions of the proof hold the weights; nothing else may, and graphs are circles

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ..errors import BundleError, InputError
 from ..runtime.external import check_external_data, external_data
 from ..runtime.swap import folder_problem
-from .save import DATA_SUFFIX
+from .targets import DATA_SUFFIX
 
 __all__ = ["check_destination", "data_name", "move_in"]
 

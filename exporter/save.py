@@ -7,12 +7,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-__all__ = ["DATA_SUFFIX", "MAX_INLINE_BYTES", "save", "weight_bytes"]
+from .targets import DATA_SUFFIX, MAX_INLINE_BYTES
 
-MAX_INLINE_BYTES = 1 << 30
-"""Weights up to this size stay inside the file: one file is easier to deploy, and protobuf ends at 2 GiB."""
-
-DATA_SUFFIX = ".data"
+__all__ = ["save", "weight_bytes"]
 
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer (both length-delimited).
 _GRAPH, _INITIALIZER = 7, 5

@@ -27,6 +27,8 @@ _GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu, ContribQuickGelu)
 RULES: dict[str, tuple[type[Fusion], ...]] = {
     # No SkipLayerNormalization: with it a whole encoder takes 4 to 6 % longer at 128 tokens and more.
     "cpu": (PackedAttention, MultiHeadAttention, ContribRotary, *_GELU),
+    # One graph for WASM, where the forms take the same time, and WebGPU, where ai.onnx Attention runs on the CPU.
+    "web": (MultiHeadAttention, ContribRotary, *_GELU),
     "cuda": (MultiHeadAttention, SkipLayerNorm, ContribRotary, *_GELU),
 }
 

@@ -79,7 +79,7 @@ PRECISIONS: dict[str, Precision] = {
             "float32 throughout",
             "the source's numbers",
             "4 bytes a weight",
-            ("cpu", "cuda", "portable"),
+            ("cpu", "cuda", "web", "portable"),
             attention=True,
         ),
         Precision(
@@ -96,7 +96,7 @@ PRECISIONS: dict[str, Precision] = {
             "8 bit weights scaled per column, 8 bit activations scaled per token",
             "fastest on CPUs; a vector does not depend on what shares its batch, nor on padding",
             "cosine >= 0.995; needs calibration",
-            ("cpu",),
+            ("cpu", "web"),
             module="int8",
         ),
         Precision(
@@ -104,7 +104,7 @@ PRECISIONS: dict[str, Precision] = {
             "8 bit weights scaled per column, activations scaled per call (onnxruntime's dynamic scheme)",
             "needs no calibration",
             "a vector changes with what shares its batch and with padding",
-            ("cpu",),
+            ("cpu", "web"),
             module="dynamic",
         ),
         Precision(
@@ -112,7 +112,7 @@ PRECISIONS: dict[str, Precision] = {
             "8 bit weights with a scale for every 32, activations in 8 bits likewise",
             "nearly float32's numbers (cosine >= 0.999) in about a quarter of the bytes; independent of batch mates",
             "slower than int8; needs calibration",
-            ("cpu",),
+            ("cpu", "web"),
             module="int8_block",
         ),
         Precision(

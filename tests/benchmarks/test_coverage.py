@@ -42,7 +42,7 @@ def test_one_row(tmp_path):
     assert (result["row"], result["route"]) == ("BERT eager", "torchscript 17")
     assert result["found"] == result["wanted"]
     assert result["found"] == {"attention": 2, "layer_norm": 5, "rms_norm": 0, "gelu": 2, "rotary": 0}
-    assert set(result["max_abs"]) == {"cpu", "cuda", "portable"}
+    assert set(result["max_abs"]) == {"cpu", "cuda", "web", "portable"}
     assert all(0 < off < 2e-5 for off in result["max_abs"].values())
     assert "1 of 1 files right, 0 not offered" in done.stdout
 

@@ -29,7 +29,7 @@ Call = Callable[..., Result]
 Runner = Callable[[Mapping[str, np.ndarray]], Arrays]
 
 MASK = "attention_mask:int64:batch,sequence"
-LOWERINGS = [("cpu", None), ("cuda", None), *(("portable", opset) for opset in range(17, 24))]
+LOWERINGS = [("cpu", None), ("cuda", None), ("web", None), *(("portable", opset) for opset in range(17, 24))]
 SIZES = ["--d-model", "16", "--heads", "2", "--layers", "2", "--d-ff", "32", "--vocab-size", "50", "--max-len", "40"]
 TINY: dict[str, Any] = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 32, "vocab_size": 50, "max_len": 40}
 

@@ -11,7 +11,7 @@ from tfx.exporter.shapes import infer_shapes
 
 from .running import lowered, run
 
-TARGETS = [("cpu", None), ("cuda", None), ("portable", 17), ("portable", 23)]
+TARGETS = [("cpu", None), ("cuda", None), ("web", None), ("portable", 17), ("portable", 23)]
 MERGED = """
     eight = Constant<value_ints = [8]>()
     rest = Constant<value_ints = [-1]>()

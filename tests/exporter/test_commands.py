@@ -140,7 +140,7 @@ X = ["--input", "x:float32:batch,4"]
         (["--layer-norm-eps", "nan"], "layer_norm_eps: found nan"),
         (["--pad-id", 50, "--vocab-size", 50], "pad_id: found 50"),
         (["--normalize"], "normalize: found True, wanted false, or pooling = 'cls' or 'mean'"),
-        (["--target", "tpu"], "Invalid value for '--target': 'tpu' is not one of 'cpu', 'cuda', 'portable'"),
+        (["--target", "tpu"], "Invalid value for '--target': 'tpu' is not one of 'cpu', 'cuda', 'web', 'portable'"),
         (["--precision", "fp8"], "Invalid value for '--precision'"),
         (["--norm", "mid"], "Invalid value for '--norm'"),
         (["--opset", 16], "opset: found 16, wanted 17 to 23"),

@@ -26,7 +26,7 @@ from tfx.exporter.metadata import count
 from tfx.exporter.pipeline import Report, lower_model, raise_model
 from tfx.exporter.save import save
 from tfx.exporter.sources import reference
-from tfx.exporter.targets import get
+from tfx.exporter.targets import DATA_SUFFIX, TARGETS, get
 from tfx.exporter.versions import nodes
 from tfx.models.config import EncoderConfig
 from tfx.runtime.bundle import Bundle
@@ -123,7 +123,7 @@ def test_the_file_tells_nothing_about_this_machine(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("target", "opset", "written", "ir_version"),
     [
-        ("cpu", None, 17, 8), ("cpu", 20, 20, 9), ("cuda", None, 17, 8),
+        ("cpu", None, 17, 8), ("cpu", 20, 20, 9), ("cuda", None, 17, 8), ("web", None, 17, 8),
         ("portable", None, 18, 8), ("portable", 17, 17, 8), ("portable", 21, 21, 10), ("portable", 23, 23, 11),
     ],
 )  # fmt: skip
@@ -194,6 +194,19 @@ def test_a20_a_shared_weight_is_stored_once(tmp_path: Path, monkeypatch) -> None
     assert max(sizes.values()) <= 1.05 * parameters, sizes
 
 
+@pytest.mark.usefixtures("captured_once")
+def test_for_the_web_weights_stay_in_one_file_as_long_as_one_can_hold_them(tmp_path: Path, monkeypatch) -> None:
+    web = get("web")
+    assert get("cpu").inline_bytes < 1.9e9 < web.inline_bytes < 2**31 - (64 << 20)
+    bundle = made(tmp_path / "one", target="web")
+    assert bundle.manifest.target == "web" and bundle.manifest.layout == "ragged"
+    assert DATA_SUFFIX not in "".join(bundle.manifest.files)
+    monkeypatch.setitem(TARGETS, "web", dataclasses.replace(web, inline_bytes=1000))
+    bundle = made(tmp_path / "two", target="web")
+    assert bundle.manifest.files[bundle.model_path.name + DATA_SUFFIX]["bytes"] > 1000
+    assert verify_bundle(bundle).passed
+
+
 # --- what is refused, and what a failure leaves behind
 
 
@@ -214,7 +227,7 @@ def test_a23_an_operator_above_the_opset_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "tpu"}, "target: found 'tpu', wanted one of cpu, cuda, portable"),
+        ({"target": "tpu"}, "target: found 'tpu', wanted one of cpu, cuda, web, portable"),
         ({"opset": 16}, "opset: found 16, wanted 17 to 23"),
         ({"opset": 24, "target": "portable"}, "opset: found 24, wanted 17 to 23"),
     ],

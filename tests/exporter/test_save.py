@@ -14,7 +14,8 @@ import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tfx.exporter.save import DATA_SUFFIX, MAX_INLINE_BYTES, save, weight_bytes
+from tfx.exporter.save import save, weight_bytes
+from tfx.exporter.targets import DATA_SUFFIX, MAX_INLINE_BYTES
 
 from .running import encoder, lowered, parse, run
 

@@ -110,9 +110,9 @@ def test_an_ir_version_is_never_below_what_the_opset_needs() -> None:
 
 
 def test_targets_are_known_by_name() -> None:
-    assert list(TARGETS) == ["cpu", "cuda", "portable"]
+    assert list(TARGETS) == ["cpu", "cuda", "web", "portable"]
     assert targets.get("portable").domains == {""}
-    with pytest.raises(InputError, match=r"^target: found 'tpu', wanted one of cpu, cuda, portable$"):
+    with pytest.raises(InputError, match=r"^target: found 'tpu', wanted one of cpu, cuda, web, portable$"):
         targets.get("tpu")
     for opset in (16, 24):
         with pytest.raises(InputError, match=rf"^opset: found {opset}, wanted 17 to 23$"):

@@ -24,7 +24,7 @@ ALL = (judging.CAPTURE, *routes.FOREIGN)
 EAGER = cycle((judging.CAPTURE, "torchscript 13", "torchscript 17", "dynamo 18", "torchscript 17, onnxruntime basic"))
 SDPA = cycle(("torchscript 17", "dynamo 23", "torchscript 17, onnxruntime basic", judging.CAPTURE,
               "dynamo 20", "torchscript 17", "dynamo 18, onnxruntime basic"))  # fmt: skip
-OTHER = cycle(("cuda", "portable"))
+OTHER = cycle(("cuda", "web", "portable"))
 BY_ALL = ("reference post", "BERT eager")
 
 
