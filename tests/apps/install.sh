@@ -51,6 +51,19 @@ install_packages() {
   [ ${#packages[@]} -eq 0 ] || missing+=("${packages[*]}: install as root: apt-get install ${packages[*]}")
 }
 
+# An old keyring does not have the keys of a later Debian; its update does.
+fetch_headers() {
+  local work=$1
+  shift
+  (cd "$work" && "$@" update && "$@" download libonnxruntime-dev) >"$tools/headers.log" 2>&1
+}
+
+update_keyring() {
+  grep -q NO_PUBKEY "$tools/headers.log" && [ "$(id -u)" -eq 0 ] &&
+    apt-get update -qq >>"$tools/apt.log" 2>&1 &&
+    apt-get install -qq --yes --only-upgrade debian-archive-keyring >>"$tools/apt.log" 2>&1
+}
+
 # Unpacks the headers of Debian 13's libonnxruntime-dev, which Debian 12 does not have. apt checks signatures as for any
 # other package; its lists and its cache are folders of their own, so that the system's sources stay as they are.
 install_headers() {
@@ -69,7 +82,7 @@ install_headers() {
   local apt=(apt-get -qq -o "Dir::State=$work/state" -o "Dir::Cache=$work/cache" -o "Dir::Etc::sourcelist=$work/sources.list"
     -o "Dir::Etc::sourceparts=$work/none" -o "Dir::Etc::preferencesparts=$work/none" -o APT::Sandbox::User=
     -o Acquire::Languages=none -o APT::Update::Error-Mode=any)
-  if (cd "$work" && "${apt[@]}" update && "${apt[@]}" download libonnxruntime-dev) >"$tools/headers.log" 2>&1 &&
+  if { fetch_headers "$work" "${apt[@]}" || { update_keyring && fetch_headers "$work" "${apt[@]}"; }; } &&
     dpkg-deb -x "$work"/libonnxruntime-dev_*.deb "$work/unpacked"; then
     rm -rf "$folder"
     mv "$work/unpacked/usr/include/onnxruntime" "$folder"
