@@ -285,6 +285,8 @@ def optimize(source: Path, out: Path, as_json: bool, **options: Any) -> None:
         ),
         left=("",),
     )
+    if found["after"]["layout"] != found["before"]["layout"]:
+        click.echo("layout    ragged now, padded before: outputs at ignored positions are zeros")
     _refusals(found["refusals"])
     if found["after"]["canonical"] == found["before"]["canonical"] and not found["refusals"]:
         click.echo("nothing to raise: no attention, norm or GELU in pieces was found")

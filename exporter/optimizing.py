@@ -76,8 +76,8 @@ def optimize(
         step: Told what is being done.
 
     Returns:
-        ``before`` and ``after`` (nodes, operators, canonical counts, bytes of the weights and on disk), ``fired``,
-        ``refusals``, ``parity``.
+        ``before`` and ``after`` (nodes, operators, canonical counts, bytes of the weights and on disk, layout),
+        ``fired``, ``refusals``, ``parity``.
 
     Raises:
         InputError: A file is wrong.
@@ -103,9 +103,10 @@ def optimize(
     check_expected({"canonical": report.counts, "refusals": [r.to_json() for r in report.refusals]}, expect or {})
     step("lowering")
     profile = _open(profile, foreign)
-    if layout == "padded" and any(node.op_type == "SequenceInsert" for node in nodes(model)):
+    had = "ragged" if any(node.op_type == "SequenceInsert" for node in nodes(model)) else "padded"
+    if layout == "padded" and had == "ragged":
         raise InputError(f"{source}: packed token by token already; padded positions cannot be had back from it")
-    apply_layout(model, layout or "padded", profile, specs, report.refusals)
+    has = had if layout is None else apply_layout(model, layout, profile, specs, report.refusals)
     lower_model(model, profile, report, opset=opset)
     for _ in range(_ROUNDS):
         if not _tidied(model):
@@ -134,8 +135,8 @@ def optimize(
         raise BundleError(f"{out}: cannot be written: {error.strerror}") from error
     return {
         "out": str(out),
-        "before": before,
-        "after": after,
+        "before": {**before, "layout": had},
+        "after": {**after, "layout": has},
         "fired": report.fired,
         "refusals": [r.to_json() for r in report.refusals],
         "parity": _told(parity, proof),

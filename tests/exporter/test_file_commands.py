@@ -102,6 +102,16 @@ def test_optimize_json_and_words(tfx: Call, tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1].startswith("out.onnx: equal to in.onnx on 12 outputs, max abs ")
 
 
+def test_optimize_says_that_the_layout_changed(tfx: Call, tmp_path: Path) -> None:
+    ir.save(encoder()[1], tmp_path / "in.onnx")
+    result = tfx("optimize", "in.onnx", "--out", "ragged.onnx", "--layout", "ragged")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "\nlayout    ragged now, padded before: " in result.stdout
+    found = json.loads(tfx("optimize", "ragged.onnx", "--out", "again.onnx", "--json").stdout)
+    assert (found["before"]["layout"], found["after"]["layout"]) == ("ragged", "ragged")
+    assert "layout" not in tfx("optimize", "in.onnx", "--out", "out.onnx").stdout
+
+
 def test_optimize_says_when_there_was_nothing_to_raise(tfx: Call, tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[B, 3] x) => (float[B, 3] y) { y = Tanh(x) }'
     ir.save(parse(text), tmp_path / "in.onnx")
