@@ -23,7 +23,15 @@ from ..errors import FeedError, MachineError
 from .serve_batch import Batcher, BusyError, RowError
 from .serve_http import Guard, RefusedError, error_body
 from .serve_metrics import CONTENT_TYPE_LATEST, Metrics
-from .serve_schemas import EmbedRequest, EmbedResponse, ErrorResponse, OpenAIRequest, OpenAIResponse, problem
+from .serve_schemas import (
+    EmbedRequest,
+    EmbedResponse,
+    ErrorResponse,
+    OpenAIRequest,
+    OpenAIResponse,
+    problem,
+    state_limits,
+)
 from .tensors import TensorSpec
 from .text import Encoding, TextEncoder, token_encoding
 
@@ -211,6 +219,21 @@ def make_app(service: Service) -> FastAPI:
     async def root() -> Response:
         return RedirectResponse("/docs")
 
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            state_limits(
+                describe(),
+                name=service.name,
+                dimension=service.dimension,
+                max_texts=service.max_texts,
+                max_length=service.max_length,
+                limit=next((spec.limit for spec in service.inputs if spec.role == "token_ids"), None),
+            )
+        return describe()
+
+    app.openapi = openapi
     _answer_errors(app)
     app.add_middleware(
         Guard, max_body=service.max_body, metrics=metrics, routes=_ROUTES, policies={"/docs": _DOCS_POLICY}

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["EmbedRequest", "EmbedResponse", "ErrorResponse", "OpenAIRequest", "OpenAIResponse", "problem"]
+__all__ = [
+    "EmbedRequest",
+    "EmbedResponse",
+    "ErrorResponse",
+    "OpenAIRequest",
+    "OpenAIResponse",
+    "problem",
+    "state_limits",
+]
+
+
+def _whole(value: Any) -> Any:
+    """Return 3 for 3.0, which is the same number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = Annotated[int, BeforeValidator(_whole)]
+_Id = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(_whole)]
 
 
 class EmbedRequest(BaseModel):
@@ -50,12 +67,12 @@ class OpenAIRequest(BaseModel):
     input: (
         str
         | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[_Id], Field(min_length=1)]
+        | Annotated[list[Annotated[list[_Id], Field(min_length=1)]], Field(min_length=1)]
     ) = Field(description="A text, texts, token ids with special tokens in them, or a list of such.")
     model: str = Field(description="The name that GET /v1/models says.")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="The model's own dimension; no other can be had.")
+    dimensions: _Whole | None = Field(None, description="The model's own dimension; no other can be had.")
     user: str | None = Field(None, description="Not used.")
 
     def rows(self) -> tuple[list[str], list[list[int]]]:
@@ -107,6 +124,31 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+def state_limits(
+    schema: dict[str, Any], *, name: str, dimension: int, max_texts: int, max_length: int | None, limit: int | None
+) -> None:
+    """Write into an OpenAPI schema what only a running server knows.
+
+    Args:
+        schema: changed in place.
+        name: of the model.
+        dimension: of a vector.
+        max_texts: texts in one request.
+        max_length: longest sequence of token ids, None when there is no limit.
+        limit: token ids are below it, None when there is none.
+    """
+    models = schema["components"]["schemas"]
+    models["EmbedRequest"]["properties"]["texts"]["maxItems"] = max_texts
+    wanted = models["OpenAIRequest"]["properties"]
+    wanted["model"]["const"] = name
+    wanted["dimensions"]["anyOf"][0]["const"] = dimension
+    _, texts, ids, rows = wanted["input"]["anyOf"]
+    texts["maxItems"] = rows["maxItems"] = max_texts
+    for row in (ids, rows["items"]):
+        row |= {} if max_length is None else {"maxItems": max_length}
+        row["items"] |= {} if limit is None else {"exclusiveMaximum": limit}
+
+
 def problem(error: Any) -> tuple[str, str | None]:
     """Return one line about a body that is not as the schema wants it, and the key that is wrong."""
     place = [part for part in error["loc"] if part != "body"]
@@ -117,6 +159,8 @@ def problem(error: Any) -> tuple[str, str | None]:
     if not place:
         if isinstance(error["input"], bytes):
             return "body: found another content type, wanted application/json", None
+        if error["type"] == "string_unicode":
+            return "body: a key is no valid Unicode (a lone surrogate)", None
         return f"body: found {_kind(error['input'])}, wanted a JSON object", None
     key = str(place[0])
     where = key + "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))

@@ -191,7 +191,7 @@ def test_help_imports_nothing_heavy():
     assert "bench" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "verify", "embed", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["run", "verify", "embed", "serve", "bench", "doctor"])
 def test_help_of_runtime_commands_without_the_export_packages(command: str):
     code = f"from tfx.cli import main\nmain([{command!r}, '--help'], prog_name='tfx')"
     done = python(code, blocked=(*EXPORT_ONLY, "onnxruntime"))

@@ -138,6 +138,7 @@ def test_openai_texts_and_token_ids(client, shared_bundle):
         ("a dog ran", [0]),
         (["a dog ran", "the cat"], [0, 1]),
         ([2, 8, 10, 11, 3], [0]),
+        ([2, 8.0, 10, 11, 3], [0]),
         ([[2, 8, 10, 11, 3], [2, 4, 5, 3]], [0, 1]),
     ):
         found = client.post("/v1/embeddings", json={"model": "tiny", "input": value}).json()
@@ -168,6 +169,7 @@ def test_base64_is_little_endian_float32(client, shared_bundle):
         ({"input": [[2], [12]]}, 400, r"input\[1\]: found the token id 12"),
         ({"input": [2, -1]}, 400, "input: wanted a text"),
         ({"input": [[2] * 25]}, 400, r"input\[0\]: found 25 tokens, wanted 1 to 24"),
+        ({"input": [True]}, 400, "input: wanted a text"),
         ({"input": [10**30]}, 400, "input: wanted a text"),
         ({"model": "other"}, 404, 'model: found "other", this server has "tiny"'),
         ({"model": None}, 400, "model: found null"),
@@ -259,6 +261,17 @@ def test_the_schema_says_what_is_taken_and_given(client):
     assert set(answers) == {"200", "4XX", "5XX"}
     properties = schema["components"]["schemas"]["EmbedResponse"]["properties"]
     assert set(properties) == set(client.post("/embed", json={"text": "a"}).json())
+
+
+def test_the_schema_says_this_server_s_limits(client):
+    models = client.get("/openapi.json").json()["components"]["schemas"]
+    assert models["EmbedRequest"]["properties"]["texts"]["maxItems"] == 10
+    wanted = models["OpenAIRequest"]["properties"]
+    assert wanted["model"]["const"] == "tiny"
+    _, texts, ids, rows = wanted["input"]["anyOf"]
+    assert (texts["maxItems"], rows["maxItems"]) == (10, 10)
+    for row in (ids, rows["items"]):
+        assert (row["maxItems"], row["items"]["minimum"], row["items"]["exclusiveMaximum"]) == (24, 0, 12)
 
 
 def test_a_message_is_short_whatever_was_sent(client):
