@@ -128,11 +128,11 @@ def bind(host: str, port: int) -> socket.socket:
         MachineError: the port is taken or not allowed.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InputError(f'host: found "{host}", wanted an address or name of this machine ({error})') from error
+    # IPv4 first, where a name has both: that is what clients try that know only one.
+    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:
         if sys.platform != "win32":  # where it would let two servers share the port

@@ -311,6 +311,11 @@ def test_a_host_that_is_none():
         bind("no.such.host.invalid", 0)
 
 
+def test_a_name_is_listened_at_where_every_client_looks():
+    with contextlib.closing(bind("localhost", 0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
 def test_other_machines_are_let_in_with_a_notice(shared_bundle):
     process, found = start(shared_bundle, "--host", "0.0.0.0")
     process.terminate()
