@@ -212,6 +212,6 @@ export async function sha256(bytes) {
   if (globalThis.crypto?.subtle === undefined) {
     throw new TfxError("sha256: crypto.subtle is missing; serve the page from localhost or by https", EXIT.machine);
   }
-  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", /** @type {Uint8Array<ArrayBuffer>} */ (bytes)));
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
