@@ -227,9 +227,14 @@ JS_HEAD = """\
 
 JS_TAIL = """\
 
+/** @param {string} text */
 const numbers = (text) => text.split(" ").map((word) => parseInt(word, 36));
 
-/** First and last code point of each range, flat. */
+/**
+ * First and last code point of each range, flat.
+ *
+ * @param {string} text
+ */
 function unpackRanges(text) {
   const packed = numbers(text);
   const flat = new Uint32Array(packed.length);
@@ -242,6 +247,7 @@ function unpackRanges(text) {
   return flat;
 }
 
+/** @param {string} text */
 function unpackLower(text) {
   const packed = numbers(text);
   const found = new Map([[0x130, "i\\u0307"]]);
@@ -259,9 +265,15 @@ function unpackLower(text) {
 const classes = new Map(Object.entries(CLASSES).map(([name, text]) => [name, unpackRanges(text)]));
 const lowercase = unpackLower(LOWER);
 
-/** Is the code point in the class? */
+/**
+ * Is the code point in the class?
+ *
+ * @param {string} name
+ * @param {number} point
+ * @returns {boolean}
+ */
 export function has(name, point) {
-  const flat = classes.get(name);
+  const flat = classes.get(name) ?? new Uint32Array();
   let low = 0;
   let high = flat.length / 2;
   while (low < high) {
@@ -272,7 +284,12 @@ export function has(name, point) {
   return low < flat.length / 2 && flat[2 * low] <= point;
 }
 
-/** The lowercase of a code point, as a string. */
+/**
+ * The lowercase of a code point, as a string.
+ *
+ * @param {number} point
+ * @returns {string}
+ */
 export function lower(point) {
   return lowercase.get(point) ?? String.fromCodePoint(point);
 }

@@ -202,9 +202,14 @@ const LOWER =
     "1 1 -1c 1 1 1 -wn7 1 1 1 -raw 1 2 2 1 4 1 1 -wo7 1 8 2 1 g 1 1 -wu9 p 1 1 1 h7w q 1 w yn 14 1 14 4w 10 1 14 " +
     "5c b 1 13 c f 1 13 g 7 1 13 8 2 1 13 1d8 1f 1 1s 5s m 1 w 28g w 1 w gww w 1 w 2o p 1 r o68 y 1 y";
 
+/** @param {string} text */
 const numbers = (text) => text.split(" ").map((word) => parseInt(word, 36));
 
-/** First and last code point of each range, flat. */
+/**
+ * First and last code point of each range, flat.
+ *
+ * @param {string} text
+ */
 function unpackRanges(text) {
   const packed = numbers(text);
   const flat = new Uint32Array(packed.length);
@@ -217,6 +222,7 @@ function unpackRanges(text) {
   return flat;
 }
 
+/** @param {string} text */
 function unpackLower(text) {
   const packed = numbers(text);
   const found = new Map([[0x130, "i\u0307"]]);
@@ -234,9 +240,15 @@ function unpackLower(text) {
 const classes = new Map(Object.entries(CLASSES).map(([name, text]) => [name, unpackRanges(text)]));
 const lowercase = unpackLower(LOWER);
 
-/** Is the code point in the class? */
+/**
+ * Is the code point in the class?
+ *
+ * @param {string} name
+ * @param {number} point
+ * @returns {boolean}
+ */
 export function has(name, point) {
-  const flat = classes.get(name);
+  const flat = classes.get(name) ?? new Uint32Array();
   let low = 0;
   let high = flat.length / 2;
   while (low < high) {
@@ -247,7 +259,12 @@ export function has(name, point) {
   return low < flat.length / 2 && flat[2 * low] <= point;
 }
 
-/** The lowercase of a code point, as a string. */
+/**
+ * The lowercase of a code point, as a string.
+ *
+ * @param {number} point
+ * @returns {string}
+ */
 export function lower(point) {
   return lowercase.get(point) ?? String.fromCodePoint(point);
 }
