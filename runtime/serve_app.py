@@ -117,12 +117,17 @@ def make_app(service: Service) -> FastAPI:
         if count > service.max_texts:
             raise RefusedError(400, f"found {count} texts, wanted at most {service.max_texts} (--max-texts)")
         batcher = state["batcher"]
+
+        def check(tokens: int) -> None:
+            if tokens > service.queue_tokens:  # it would never fit
+                raise RefusedError(413, f"found {tokens} tokens, wanted at most {service.queue_tokens} (--queue)")
+            batcher.check(tokens)
+
         try:
-            batcher.check(count)  # a token each, at least
+            check(count)  # a token each, at least
             encodings = await asyncio.get_running_loop().run_in_executor(tokenizing, encode)
             tokens = sum(len(encoding) for encoding in encodings)
-            if tokens > service.queue_tokens:
-                raise RefusedError(413, f"found {tokens} tokens, wanted at most {service.queue_tokens} (--queue)")
+            check(tokens)
             vectors = await batcher.run(encodings)
         except BusyError as error:
             raise RefusedError(429, str(error), headers={"retry-after": str(error.retry_after)}) from error
@@ -145,7 +150,13 @@ def make_app(service: Service) -> FastAPI:
 
         return await run(len(texts), encode)
 
-    @app.post("/embed", response_class=Response, responses={200: {"model": EmbedResponse}, **_ERRORS})
+    @app.post(
+        "/embed",
+        tags=["vectors"],
+        summary="Vectors of texts",
+        response_class=Response,
+        responses={200: {"model": EmbedResponse}, **_ERRORS},
+    )
     async def embed(request: EmbedRequest) -> Response:
         """Turn texts into vectors."""
         one = "text" in request.model_fields_set
@@ -157,7 +168,13 @@ def make_app(service: Service) -> FastAPI:
         }
         return _json(b'{"vectors":[' + await _joined(vectors, _dump) + b"]," + _dump(rest)[1:])
 
-    @app.post("/v1/embeddings", response_class=Response, responses={200: {"model": OpenAIResponse}, **_ERRORS})
+    @app.post(
+        "/v1/embeddings",
+        tags=["vectors"],
+        summary="The same, as OpenAI's API",
+        response_class=Response,
+        responses={200: {"model": OpenAIResponse}, **_ERRORS},
+    )
     async def openai_embeddings(request: OpenAIRequest) -> Response:
         """Turn texts or token ids into vectors, as OpenAI's API does."""
         if request.model != service.name:
@@ -190,7 +207,7 @@ def make_app(service: Service) -> FastAPI:
         data = await _joined(list(enumerate(vectors)), lambda pair: item(*pair))
         return _json(b'{"object":"list","data":[' + data + b"]," + _dump(rest)[1:])
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", tags=["server"], summary="The model")
     async def models() -> dict[str, Any]:
         """Say which model there is."""
         return {
@@ -198,19 +215,25 @@ def make_app(service: Service) -> FastAPI:
             "data": [{"id": service.name, "object": "model", "created": 0, "owned_by": "tfx"}],
         }
 
-    @app.get("/health")
+    @app.get("/health", tags=["server"], summary="Alive?")
     async def health() -> dict[str, str]:
         """Say that the process lives."""
         return {"status": "ok"}
 
-    @app.get("/ready", responses={"5XX": _ERRORS["5XX"]})
+    @app.get("/ready", tags=["server"], summary="Ready for work?", responses={"5XX": _ERRORS["5XX"]})
     async def ready() -> dict[str, str]:
         """Say that new work is taken."""
         if service.stopping():
             raise RefusedError(503, "the server stops")
         return {"status": "ready"}
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @app.get(
+        "/metrics",
+        tags=["server"],
+        summary="Counters",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}},
+    )
     async def prometheus() -> Response:
         """Show counters in Prometheus's format."""
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
