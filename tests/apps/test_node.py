@@ -572,3 +572,78 @@ def test_the_readme_says_what_there_is(app: Program):
     assert package["engines"] == {"node": ">=20"}
     assert "Node 20 or newer" in text
     assert "@TFX" not in text + json.dumps(package)
+
+
+def test_every_dtype_goes_in_and_comes_out(app: Program, tmp_path: Path):
+    """A graph with ids of 32 bits, a mask of booleans and half floats, which come out as a Float32Array."""
+    from onnx import TensorProto, helper, save
+
+    batch, sequence = "batch", "sequence"
+    types = {"ids": TensorProto.INT32, "mask": TensorProto.BOOL, "x": TensorProto.FLOAT16}
+    shapes = {"ids": [batch, sequence], "mask": [batch, sequence], "x": [batch, sequence, 2]}
+    outs = {"wide": TensorProto.INT64, "not": TensorProto.BOOL, "twice": TensorProto.FLOAT16}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["ids"], ["wide"], to=TensorProto.INT64),
+            helper.make_node("Not", ["mask"], ["not"]),
+            helper.make_node("Add", ["x", "x"], ["twice"]),
+        ],
+        "dtypes",
+        [helper.make_tensor_value_info(name, types[name], shapes[name]) for name in types],
+        [
+            helper.make_tensor_value_info(name, outs[name], shape)
+            for name, shape in zip(outs, shapes.values(), strict=True)
+        ],
+    )
+    (tmp_path / "b").mkdir()
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "b" / "model.onnx",
+    )
+    roles = {"ids": "token_ids", "mask": "attention_mask", "x": "features"}
+    dtypes = {"ids": "int32", "mask": "bool", "x": "float16", "wide": "int64", "not": "bool", "twice": "float16"}
+    fields = {
+        "format": 1,
+        "source": {"kind": "test", "name": "dtypes"},
+        "inputs": [
+            {"name": name, "dtype": dtypes[name], "shape": shapes[name], "role": role, "limit": None}
+            for name, role in roles.items()
+        ],
+        "outputs": [
+            {"name": name, "dtype": dtypes[name], "shape": shape}
+            for name, shape in zip(outs, shapes.values(), strict=True)
+        ],
+        "max_length": None, "pad_id": 0, "pooling": None, "tokenizer": None, "target": "cpu", "precision": "fp16",
+        "layout": "padded", "model": {"file": "model.onnx", "opset": 17, "ir_version": 8, "domains": [""]},
+        "counts": dict.fromkeys(("attention", "layer_norm", "rms_norm", "gelu", "rotary"), 0), "refusals": [],
+        "tolerance": {"max_abs": None, "min_cosine": None}, "parity": None, "versions": {},
+    }  # fmt: skip
+    (tmp_path / "b" / "tfx.json").write_text("{}")
+    reseal(tmp_path / "b", **fields)
+    calls = (
+        "{ ids: [[1, 2]], mask: [[true, false]], x: [[[0.5, -2], [65504, 2 ** -23]]] }",
+        "{ ids: [[1n, 2n]], mask: [[1, 0]], x: { data: Uint16Array.of(0x3800, 0xc000, 0x7bff, 2), shape: [1, 2, 2] } }",
+        "{ ids: [[1, 2]], x: [[[0.1, 0], [0, 0]]] }",
+        "{ ids: [[1, 2]], mask: [[2, 0]], x: [[[0, 0], [0, 0]]] }",
+        "{ ids: [[2 ** 31, 2]], x: [[[0, 0], [0, 0]]] }",
+    )
+    code = f"""{OPEN}
+    const found = [];
+    const kinds = [];
+    const run = async (feeds) => {{
+      const outputs = await encoder.run(feeds);
+      kinds.push(Object.values(outputs).map(({{ data }}) => data.constructor.name));
+      return outputs;
+    }};
+    for (const call of [{", ".join(f"() => run({call})" for call in calls)}]) found.push(await attempt(call));
+    answer({{ found, kinds }});"""
+    answer = evaluate(app, code, {"bundle": str(tmp_path / "b")})
+    assert answer["kinds"] == [["BigInt64Array", "Uint8Array", "Float32Array"]] * 2
+    first, second, *wrong = answer["found"]
+    assert first["value"]["twice"]["data"][:2] == [1, -4]
+    assert second["value"]["wide"] == {"dtype": "int64", "shape": [1, 2], "data": [1, 2]}
+    assert second["value"]["not"] == {"dtype": "bool", "shape": [1, 2], "data": [0, 1]}
+    assert second == first
+    said = ["x: found 0.1, wanted a number that float16 holds", "mask: found 2, wanted bool values of 0 to 1"]
+    for each, words in zip(wrong, [*said, "ids: found 2147483648, wanted int32 values"], strict=True):
+        assert words in each["error"]
