@@ -131,6 +131,19 @@ def test_without_a_tokenizer_there_is_nothing_to_tokenize(plain: Program, tiny: 
     assert "no tokenizer" in done.stderr
 
 
+def test_without_a_golden_there_is_nothing_to_compare_with(plain: Program, tiny: Callable[..., Path], tmp_path: Path):
+    bundle = copied(tiny(), tmp_path / "b")
+    (bundle / "golden.safetensors").write_bytes(b"\0" * 100)
+    reseal(bundle)
+    code, report = plain.self_check(bundle)
+    assert (code, report["stage"], "golden.safetensors" in report["problem"]) == (1, "files", True)
+    (bundle / "golden.safetensors").unlink()
+    reseal(bundle)
+    code, report = plain.self_check(bundle)
+    assert (code, report["stage"], "nothing to compare with" in report["problem"]) == (1, "files", True)
+    assert plain.run("a text", bundle=bundle).returncode == 0
+
+
 # ---- the command line ----
 
 
@@ -228,7 +241,7 @@ def test_options_and_texts_that_look_like_them(plain: Program, tiny: Callable[..
 def test_the_report_for_people(plain: Program, tiny: Callable[..., Path]):
     done = plain.run("--self-check", bundle=tiny(precision="int8"))
     assert done.returncode == 0
-    for words in ("files", "outputs", "passed", "alone or beside others", "promised"):
+    for words in ("files", "outputs", "passed", "batch variance", "promised"):
         assert words in done.stdout
 
 

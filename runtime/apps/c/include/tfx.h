@@ -226,10 +226,11 @@ typedef struct tfx_report {
     char precision[32];
     char target[32];
     char layout[32];
-    double max_abs;              /* worst over outputs and vectors */
-    double min_cosine;           /* worst over outputs and vectors */
-    double tolerance_max_abs;    /* allowed; NaN for any */
-    double tolerance_min_cosine; /* wanted; NaN for any */
+    double max_abs;                    /* worst over outputs and vectors */
+    double min_cosine;                 /* worst over outputs and vectors */
+    double tolerance_max_abs;          /* allowed; NaN for any */
+    double tolerance_min_cosine;       /* wanted; NaN for any */
+    double tolerance_min_token_cosine; /* wanted of single tokens; NaN where it is the one above */
     tfx_stage stages[TFX_STAGES];
     size_t stage_count;             /* stages that ran */
     double batch_variance;          /* largest difference of a text's vector run alone and beside others */

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "json.h"
-
 tfx_stage *tfx_check_stage(const tfx_check *check) {
     return &check->report->stages[check->report->stage_count - 1];
 }
@@ -47,13 +45,29 @@ static void describe(tfx_report *report, const tfx_manifest *manifest) {
     snprintf(report->layout, sizeof report->layout, "%s", manifest->layout);
     report->tolerance_max_abs = manifest->max_abs;
     report->tolerance_min_cosine = manifest->min_cosine;
+    report->tolerance_min_token_cosine = manifest->min_token_cosine;
     report->promised_batch_variance = manifest->batch_variance;
 }
 
-static tfx_status check_files(tfx_report *report, const tfx_bundle *bundle, tfx_error *error) {
-    begin(report, "files");
-    const tfx_status status = tfx_bundle_check(bundle, &report->stages[0].checked, error);
-    return end(report, status, error);
+static tfx_status open_golden(const tfx_bundle *bundle, tfx_golden *golden, tfx_error *error) {
+    if (tfx_manifest_file(&bundle->manifest, TFX_GOLDEN_NAME) == NULL) {
+        return tfx_fail(error, TFX_CHECK, "%s: has no %s, so there is nothing to compare with", bundle->folder,
+                        TFX_GOLDEN_NAME);
+    }
+    char *path = tfx_bundle_path(bundle, TFX_GOLDEN_NAME);
+    const tfx_status status = path == NULL ? tfx_no_memory(error) : tfx_golden_open(path, golden, error);
+    free(path);
+    return status;
+}
+
+/* Check the files, and open the golden, which is one of them. */
+static tfx_status check_files(tfx_check *check, const tfx_bundle *bundle, tfx_error *error) {
+    begin(check->report, "files");
+    tfx_status status = tfx_bundle_check(bundle, &check->report->stages[0].checked, error);
+    if (status == TFX_OK) {
+        status = open_golden(bundle, &check->golden, error);
+    }
+    return end(check->report, status, error);
 }
 
 static tfx_status open_runtime(tfx_report *report, tfx_bundle *bundle, const tfx_options *options,
@@ -75,18 +89,6 @@ static tfx_status open_runtime(tfx_report *report, tfx_bundle *bundle, const tfx
     return end(report, status, error);
 }
 
-static tfx_status open_golden(tfx_check *check, tfx_error *error) {
-    const tfx_bundle *bundle = &check->encoder->bundle;
-    if (tfx_manifest_file(&bundle->manifest, TFX_GOLDEN_NAME) == NULL) {
-        return tfx_fail(error, TFX_CHECK, "%s: has no %s, so there is nothing to compare with", bundle->folder,
-                        TFX_GOLDEN_NAME);
-    }
-    char *path = tfx_bundle_path(bundle, TFX_GOLDEN_NAME);
-    const tfx_status status = path == NULL ? tfx_no_memory(error) : tfx_golden_open(path, &check->golden, error);
-    free(path);
-    return status;
-}
-
 static tfx_status check_numbers(tfx_check *check, tfx_error *error) {
     static const struct {
         const char *name;
@@ -94,24 +96,22 @@ static tfx_status check_numbers(tfx_check *check, tfx_error *error) {
     } STAGES[] = {{"tokens", tfx_check_tokens}, {"outputs", tfx_check_outputs}, {"vectors", tfx_check_vectors}};
     for (size_t i = 0; i < sizeof STAGES / sizeof STAGES[0]; i++) {
         begin(check->report, STAGES[i].name);
-        tfx_status status = i == 0 ? open_golden(check, error) : TFX_OK;
-        if (status == TFX_OK) {
-            status = STAGES[i].run(check, error);
-        }
-        TFX_TRY(end(check->report, status, error));
+        TFX_TRY(end(check->report, STAGES[i].run(check, error), error));
     }
     return TFX_OK;
 }
 
 static tfx_status run_stages(tfx_report *report, tfx_bundle *bundle, const tfx_options *options, tfx_error *error) {
     tfx_check check = {.report = report};
-    TFX_TRY(check_files(report, bundle, error));
-    tfx_status status = open_runtime(report, bundle, options, &check.encoder, error);
+    tfx_status status = check_files(&check, bundle, error);
+    if (status == TFX_OK) {
+        status = open_runtime(report, bundle, options, &check.encoder, error);
+    }
     if (status == TFX_OK) {
         status = check_numbers(&check, error);
-        tfx_golden_close(&check.golden);
-        tfx_close(check.encoder);
     }
+    tfx_golden_close(&check.golden);
+    tfx_close(check.encoder);
     return status;
 }
 
@@ -119,7 +119,7 @@ static void reset(tfx_report *report) {
     memset(report, 0, sizeof *report);
     snprintf(report->app, sizeof report->app, "c");
     report->max_abs = report->min_cosine = NAN;
-    report->tolerance_max_abs = report->tolerance_min_cosine = NAN;
+    report->tolerance_max_abs = report->tolerance_min_cosine = report->tolerance_min_token_cosine = NAN;
     report->batch_variance = report->promised_batch_variance = NAN;
 }
 

@@ -21,53 +21,81 @@ static size_t what_of(const char *stage) {
     return i;
 }
 
-static void print_needed(FILE *file, double max_abs, double allowed, double min_cosine, double wanted) {
-    fprintf(file, "max abs %.3g (allowed ", max_abs);
-    isnan(allowed) ? fputs("any", file) : fprintf(file, "%g", allowed);
-    fprintf(file, "), cosine %.8f (wanted ", min_cosine);
-    isnan(wanted) ? fputs("any", file) : fprintf(file, "%g", wanted);
-    fputc(')', file);
+/* Print a number in three digits, or a word where there is none. */
+static void print_short(FILE *file, double value, const char *otherwise) {
+    if (isnan(value)) {
+        fputs(otherwise, file);
+    } else {
+        fprintf(file, "%.3g", value);
+    }
+}
+
+static void print_bound(FILE *file, double value) {
+    if (isnan(value)) {
+        fputs("any", file);
+    } else {
+        fprintf(file, "%g", value);
+    }
+}
+
+static void print_cosine(FILE *file, double value) {
+    if (isnan(value)) {
+        fputs("none", file);
+    } else {
+        fprintf(file, "%.8f", value);
+    }
 }
 
 static void print_stage(FILE *file, const tfx_report *report, const tfx_stage *stage) {
     const size_t what = what_of(stage->name);
     fprintf(file, "%-8s %s  ", stage->name, stage->passed ? "passed" : "FAILED");
-    if (stage->passed && stage->checked == 0) {
-        fputs("nothing to do", file);
-    } else if (strcmp(stage->name, "runtime") == 0) {
-        fprintf(file, "%s in %s, on %s", report->runtime[0] != '\0' ? report->runtime : "no onnxruntime",
-                report->library, report->provider[0] != '\0' ? report->provider : "nothing");
+    if (strcmp(stage->name, "runtime") == 0) {
+        fprintf(file, "%s, %s, %s", report->runtime[0] != '\0' ? report->runtime : "none",
+                report->provider[0] != '\0' ? report->provider : "nothing runs", report->library);
     } else {
         fprintf(file, "%zu %s", stage->checked, WHAT[what].what);
     }
     if (WHAT[what].numbers && stage->checked > 0) {
-        fprintf(file, ": max abs %.3g, cosine %.8f", stage->max_abs, stage->min_cosine);
+        fputs(", max abs ", file);
+        print_short(file, stage->max_abs, "none");
+        fputs(", min cosine ", file);
+        print_cosine(file, stage->min_cosine);
     }
     fputc('\n', file);
+}
+
+/* How much was needed and how much was allowed, and the two variances. */
+static void print_needed(FILE *file, const tfx_report *report) {
+    fputs("max abs ", file);
+    print_short(file, report->max_abs, "none");
+    fputs(" (allowed ", file);
+    print_bound(file, report->tolerance_max_abs);
+    fputs("), cosine ", file);
+    print_cosine(file, report->min_cosine);
+    fputs(" (wanted ", file);
+    print_bound(file, report->tolerance_min_cosine);
+    if (!isnan(report->tolerance_min_token_cosine)) {
+        fprintf(file, ", %g of single tokens", report->tolerance_min_token_cosine);
+    }
+    fputs("); batch variance ", file);
+    print_short(file, report->batch_variance, "none");
+    fputs(" (promised ", file);
+    print_short(file, report->promised_batch_variance, "none");
+    fputc(')', file);
 }
 
 void tfx_report_print(const tfx_report *report, FILE *file) {
     for (size_t i = 0; i < report->stage_count; i++) {
         print_stage(file, report, &report->stages[i]);
     }
-    if (!isnan(report->batch_variance)) {
-        fprintf(file, "a text alone or beside others: vectors differ by up to %.3g (promised ", report->batch_variance);
-        isnan(report->promised_batch_variance) ? fputs("nothing", file)
-                                               : fprintf(file, "%.3g", report->promised_batch_variance);
-        fputs(")\n", file);
-    }
-    if (!report->passed) {
+    if (report->passed) {
+        fprintf(file, "self-check passed: %s, ", report->precision);
+        print_needed(file, report);
+        fputc('\n', file);
+    } else {
         fprintf(file, "self-check failed%s%s: %s\n", report->failed == NULL ? "" : " at ",
                 report->failed == NULL ? "" : report->failed, report->problem);
-        return;
     }
-    fprintf(file, "self-check passed: %s %s", report->precision, report->target);
-    if (!isnan(report->max_abs)) {
-        fputs(": ", file);
-        print_needed(file, report->max_abs, report->tolerance_max_abs, report->min_cosine,
-                     report->tolerance_min_cosine);
-    }
-    fputc('\n', file);
 }
 
 /* Print ,"key":"text", or null for an empty text. */
