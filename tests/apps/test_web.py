@@ -184,7 +184,7 @@ def test_a_character_that_this_browser_sees_in_another_way_is_refused_by_name(vi
 def test_a_long_run_is_stopped(visit: Callable[..., Page]) -> None:
     page = visit()
     ready(page)
-    page.get_by_role("textbox", name="Texts").fill("word word word word word word word word\n" * 20_000)
+    page.get_by_role("textbox", name="Texts").fill("word word word word word word word word\n" * 3000)
     page.get_by_role("button", name="Embed", exact=True).click()
     page.get_by_role("button", name="Stop").click()
     ready(page)
@@ -659,11 +659,13 @@ def gpu_browser(playwright: Playwright, chromium: str) -> Iterator[Browser]:
 
 
 def test_webgpu_gives_the_numbers(gpu_browser: Browser, server: Server, tiny: Callable[..., Path]) -> None:
-    bundle = tiny(target="web")
-    server.folders["/web/"] = bundle
+    # Not the operators of target web: onnxruntime-web 1.30's MultiHeadAttention is wrong from 32 positions on in Chromium's
+    # software adapter, which the page would say.
+    bundle = tiny(target="portable")
+    server.folders["/portable/"] = bundle
     context = gpu_browser.new_context(viewport=DESKTOP)
     page = context.new_page()
-    page.goto(f"{server.url}?bundle=web&provider=webgpu")
+    page.goto(f"{server.url}?bundle=portable&provider=webgpu")
     ready(page)
     expect(page.locator("#state")).to_have_text("Ready · WebGPU")
     report = page.locator("#report").inner_text()

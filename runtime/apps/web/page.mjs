@@ -140,7 +140,7 @@ async function open(next) {
 
 function refuseGpu({ problem }) {
   setState("bad", "Wrong numbers on WebGPU");
-  setProblem(new Error(`WebGPU does not give this bundle's numbers here: ${problem}. A bundle exported with --target web may; WebAssembly does.`), [
+  setProblem(new Error(`WebGPU does not give this bundle's numbers here: ${problem}. WebAssembly does; a bundle exported with --target portable, whose operators are plainer, may.`), [
     ["Use WebAssembly", () => choose("wasm")],
   ]);
 }
