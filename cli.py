@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("runtime.commands:run", "Run a bundle on text or on arrays."),
     "embed": ("runtime.embed_command:embed", "Turn every text of a file into a vector."),
     "serve": ("runtime.serve_command:serve", "Answer HTTP requests with the vectors of their texts."),
-    "app": ("runtime.app_command:app", "Write a project in C, C++, Node or for the browser that runs a bundle."),
+    "app": ("runtime.app_command:app", "Write a C, C++, Node or browser app around a bundle."),
     "bench": ("runtime.bench_command:bench", "Time a bundle: latency, tokens/s, memory."),
     "tune": ("exporter.tune_command:tune", "Find the fastest form of a bundle for your texts, and keep it."),
     "doctor": ("runtime.commands:doctor", "Show what can run on this machine and what is missing."),

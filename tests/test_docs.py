@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ import pytest
 import tfx
 from tfx import cli
 from tfx.exporter.targets import TARGETS
+from tfx.runtime.app import LANGUAGES
 
 ROOT = Path(tfx.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,9 +43,10 @@ def test_every_public_name_is_in_the_readme_or_the_changelog():
         assert name == "__version__" or f"tfx.{name}" in text or name == "TfxError" or name == "Source", name
 
 
-def test_every_target_has_a_row():
-    rows = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
-    assert rows == list(TARGETS)
+@pytest.mark.parametrize(("heading", "names"), [("## Targets", TARGETS), ("### In other languages", LANGUAGES)])
+def test_every_target_and_every_language_has_a_row(heading: str, names: Mapping[str, object]):
+    section = re.split(r"^#+ ", README.partition(f"{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(names)
 
 
 def test_every_file_of_the_house_is_named_and_every_name_is_a_file():
