@@ -659,8 +659,8 @@ def gpu_browser(playwright: Playwright, chromium: str) -> Iterator[Browser]:
 
 
 def test_webgpu_gives_the_numbers(gpu_browser: Browser, server: Server, tiny: Callable[..., Path]) -> None:
-    # Not the operators of target web: onnxruntime-web 1.30's MultiHeadAttention is wrong from 32 positions on in Chromium's
-    # software adapter, which the page would say.
+    # Not the operators of target web: in Chromium's software adapter onnxruntime-web 1.30's MultiHeadAttention is wrong
+    # from 32 positions on, which the page would say.
     bundle = tiny(target="portable")
     server.folders["/portable/"] = bundle
     context = gpu_browser.new_context(viewport=DESKTOP)

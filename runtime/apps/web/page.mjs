@@ -2,7 +2,8 @@
  * The page: what a person does, and what is shown for it. The work is done in worker.mjs.
  *
  * Address: ?bundle=PATH opens another folder of this server; ?provider=wasm|webgpu and ?threads=N choose what it runs
- * on; ?report=URL runs the self-check at once and posts its result there (same server only).
+ * on; ?report=URL runs the self-check at once and posts its result there. That is for a program on this machine: the
+ * page's own server on loopback, and no other, since anybody can write such a link.
  */
 
 import { Client, WorkerError } from "./client.mjs";
@@ -13,6 +14,8 @@ import { copy, save, showResults, toCsv, toJson } from "./results.mjs";
 import * as view from "./view.mjs";
 
 const APP = { name: "@TFX_NAME@", bundle: "@TFX_BUNDLE@" };
+
+const LOOPBACK = ["localhost", "127.0.0.1", "[::1]"];
 
 const parameters = new URLSearchParams(location.search);
 
@@ -270,7 +273,11 @@ function withoutReport(error) {
 /** Post a report to an address of this server. */
 async function post(path, body) {
   const headers = { "Content-Type": "application/json" };
-  await fetch(sameOrigin(path, "report"), { method: "POST", headers, body: JSON.stringify(body) });
+  const url = sameOrigin(path, "report");
+  if (!LOOPBACK.includes(url.hostname)) {
+    throw new WorkerError(`?report=${path}: found ${url.hostname}, wanted a server of this machine`, { exitCode: 2 });
+  }
+  await fetch(url, { method: "POST", headers, credentials: "omit", body: JSON.stringify(body) });
 }
 
 const NO_REPORT = {
