@@ -57,6 +57,13 @@ def sound(tiny: Callable[..., Path]) -> Path:
     return tiny()
 
 
+def vectors_of(bundle: Path) -> np.ndarray:
+    """Python's vectors of the texts."""
+    vectors = Session(bundle).encode(TEXTS)
+    assert isinstance(vectors, np.ndarray)
+    return vectors
+
+
 def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
 
@@ -68,8 +75,7 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def test_vectors_and_ids_are_those_of_python(name: str, app: Program, tiny: Callable[..., Path]):
     bundle = tiny(**BUNDLES[name])
     vectors = np.array(app.answers(TEXTS, bundle=bundle), np.float32)
-    wanted = Session(bundle).encode(TEXTS)
-    assert isinstance(wanted, np.ndarray)
+    wanted = vectors_of(bundle)
     if name == "int8":
         # Rounding to 8 bits makes other numbers of an activation at a boundary.
         assert cosines(vectors, wanted).min() > 0.99
@@ -91,7 +97,7 @@ def test_minilm(precision: str, app: Program, minilm: Callable[..., Path]):
     if precision == "fp32":
         assert stages["vectors"]["max_abs"] < 1e-5
         vectors = np.array(app.answers(TEXTS, bundle=bundle), np.float32)
-        np.testing.assert_allclose(vectors, Session(bundle).encode(TEXTS), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(vectors, vectors_of(bundle), rtol=0, atol=1e-5)
     else:
         assert report["batch_variance"] <= report["promised_batch_variance"]
 
@@ -172,7 +178,7 @@ def test_the_library_is_used_from_another_folder(app: Program, sound: Path):
         """,
         {"bundle": str(sound), "texts": TEXTS},
     )
-    wanted = Session(sound).encode(TEXTS)
+    wanted = vectors_of(sound)
     for key in ("vectors", "alone", "small"):
         np.testing.assert_allclose(np.array(found[key]), wanted, rtol=0, atol=1e-5)
     assert set(found["kinds"]) == {"Float32Array"}
@@ -193,7 +199,7 @@ def test_calls_at_the_same_time(app: Program, sound: Path):
         """,
         {"bundle": str(sound), "texts": TEXTS},
     )
-    np.testing.assert_allclose(np.array(found), Session(sound).encode(TEXTS), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.array(found), vectors_of(sound), rtol=0, atol=1e-5)
 
 
 def test_texts_that_are_none(app: Program, sound: Path):
@@ -534,7 +540,7 @@ def test_a_number_of_threads_that_was_tuned(app: Program, sound: Path, tmp_path:
             sound, tmp_path / str(i), lambda folder, tuning=tuning: reseal(folder, tuning=tuning), seal=False
         )
         vectors = np.array(app.answers(TEXTS, bundle=bundle), np.float32)
-        np.testing.assert_allclose(vectors, Session(sound).encode(TEXTS), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(vectors, vectors_of(sound), rtol=0, atol=1e-5)
 
 
 def test_the_programs_of_the_readme_run(app: Program, tmp_path: Path):
