@@ -46,7 +46,7 @@ def program(once: Once, cmake: str) -> Path:
     def build(folder: Path) -> None:
         folder.mkdir()
         sources = [path for name in SOURCES for path in sorted((core / "src").glob(f"{name}.c"))]
-        command = ["cc", *flags, *warnings, f"-I{core / 'include'}", f"-I{core / 'src'}", "-I/usr/include/cjson"]
+        command = ["cc", *flags, *warnings, f"-I{core / 'include'}", f"-I{core / 'src'}"]
         command += ["-o", folder / "driver", FOLDER / "tokenizer_driver.c", *sources, *found.stdout.split(), "-lm"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
