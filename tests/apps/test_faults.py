@@ -13,7 +13,7 @@ import pytest
 
 from . import faults
 from .bundles import planted, reseal
-from .faults import Check, cases, change_golden, change_weights, check_by
+from .faults import Check, cases, change_golden, change_weights, check_by, silence_graph
 from .programs import Program
 
 LANGUAGES = ("python", "c", "cpp", "node", "web")
@@ -99,6 +99,18 @@ def test_weights_that_are_not_numbers(check: Check, sound: Path, tmp_path: Path)
     bundle = planted(sound, tmp_path / "b", lambda folder: change_weights(folder, change))
     failed(check(bundle), "outputs", "NaN")
     assert None in [stage.get("max_abs", 0) for stage in check(bundle)[1]["stages"]]
+
+
+def test_outputs_that_are_constant_never_pass(check: Check, sound: Path, tmp_path: Path):
+    """A graph that gives zeros whatever it gets, and a golden that wants them."""
+
+    def silence(folder: Path) -> None:
+        silence_graph(folder)
+        for entry in cases(folder):
+            for name in ("last_hidden_state", "sentence_embedding"):
+                change_golden(folder, f"{entry['id']}/outputs/{name}", lambda values: values.fill(0))
+
+    failed(check(planted(sound, tmp_path / "b", silence)), "outputs", "constant")
 
 
 def test_a_recorded_output(check: Check, sound: Path, tmp_path: Path):
