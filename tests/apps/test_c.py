@@ -117,7 +117,7 @@ def test_vectors_are_python_s(plain: Program, form: Path):
         assert "--raw" in done.stderr
         return
     found = np.array(plain.answers(TEXTS, bundle=form))
-    np.testing.assert_allclose(found, session.encode(TEXTS), atol=2e-5)
+    np.testing.assert_allclose(found, np.asarray(session.encode(TEXTS)), atol=2e-5)
 
 
 def test_without_a_tokenizer_there_is_nothing_to_tokenize(plain: Program, tiny: Callable[..., Path]):
@@ -326,6 +326,27 @@ def test_int64_for_a_graph_of_int32(driver, plain: Program, narrow: Path, tiny: 
     inputs[0]["values"][0] = 1 << 31
     done = driver("run", narrow, json.dumps({"inputs": inputs}))
     assert (done.returncode, "input_ids: found 2147483648 (int64), wanted int32" in done.stderr) == (2, True)
+
+
+def test_float16_outputs_are_handed_over_as_float32(plain: Program, tiny: Callable[..., Path], tmp_path: Path):
+    import onnx
+
+    bundle = copied(tiny(), tmp_path / "b")
+    model = onnx.load(bundle / "model.onnx")
+    for output in model.graph.output:
+        output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+        for node in model.graph.node:
+            node.output[:] = [f"{name}_wide" if name == output.name else name for name in node.output]
+            node.input[:] = [f"{name}_wide" if name == output.name else name for name in node.input]
+        model.graph.node.append(onnx.helper.make_node("Cast", [f"{output.name}_wide"], [output.name], to=10))
+    onnx.save(model, bundle / "model.onnx")
+    outputs = json.loads((bundle / "tfx.json").read_bytes())["outputs"]
+    tolerance = {"max_abs": None, "min_cosine": 0.9999}
+    reseal(bundle, outputs=[{**each, "dtype": "float16"} for each in outputs], tolerance=tolerance)
+    found = np.array(plain.answers(TEXTS, bundle=bundle), np.float32)
+    assert (found == found.astype(np.float16)).all()
+    np.testing.assert_allclose(found, np.array(plain.answers(TEXTS, bundle=tiny())), atol=1e-3)
+    assert plain.self_check(bundle)[0] == 0
 
 
 def _change(index: int, **fields: Any) -> Callable[[list[dict[str, Any]]], None]:
