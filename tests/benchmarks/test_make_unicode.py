@@ -22,7 +22,8 @@ def make_unicode():
 
 def test_the_files_are_what_the_installed_tokenizers_gives(make_unicode):
     for path, make in make_unicode.FILES.items():
-        assert path.read_text(encoding="utf-8") == make(), f"run benchmarks/make_unicode.py: {path.name} is old"
+        found, wanted = path.read_text(encoding="utf-8"), make()
+        assert make_unicode.tables(found) == make_unicode.tables(wanted), f"run make_unicode.py: {path.name} is old"
 
 
 def test_small(make_unicode):
