@@ -89,11 +89,11 @@ class Bundle:
         """Read the recorded inputs and outputs.
 
         Raises:
-            BundleError: the bundle has no golden or it is damaged.
+            BundleError: the bundle has no golden, it is damaged, or it is not one of these inputs and outputs.
         """
         if GOLDEN_NAME not in self.manifest.files:
             raise BundleError(f"{self.path}: has no {GOLDEN_NAME}, so there is nothing to compare with")
-        return load_golden(self.path / GOLDEN_NAME)
+        return load_golden(self.path / GOLDEN_NAME, self.manifest.inputs, self.manifest.outputs)
 
     def __repr__(self) -> str:
         return f"Bundle({str(self.path)!r})"

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import BundleError
 from . import fields
+from .tensors import TensorSpec
 
 __all__ = ["GOLDEN_NAME", "GoldenCase", "load_golden", "save_golden"]
 
@@ -81,12 +82,19 @@ def save_golden(path: Path, cases: Sequence[GoldenCase]) -> None:
     path.chmod(0o666 & ~mask)
 
 
-def load_golden(path: Path) -> list[GoldenCase]:
+def load_golden(
+    path: Path, inputs: Sequence[TensorSpec] | None = None, outputs: Sequence[TensorSpec] | None = None
+) -> list[GoldenCase]:
     """Read what ``save_golden`` wrote, in its order.
 
+    Args:
+        path: the file.
+        inputs: of the bundle; each case must record all of them, in their shapes. None asks for nothing.
+        outputs: of the bundle; a case records no others. None takes any.
+
     Raises:
-        BundleError: the file is missing, too large, no safetensors file, its case list is wrong, or a tensor is of a
-            type that no bundle has.
+        BundleError: the file is missing, too large, no safetensors file, its case list is wrong, a tensor is of a
+            type that no bundle has, or a case is not one of such inputs and outputs.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -120,7 +128,32 @@ def load_golden(path: Path) -> list[GoldenCase]:
     for case in cases:
         if not case.inputs or not case.outputs:
             raise BundleError(f"{name}: case {case.id} has no inputs or no outputs")
+        if inputs is not None:
+            _check_inputs(case, inputs, name)
+        unknown = [] if outputs is None else sorted(set(case.outputs) - {spec.name for spec in outputs})
+        if unknown:
+            raise BundleError(f"{name}: case {case.id} records {unknown[0]}, which is no output of the bundle")
     return cases
+
+
+def _check_inputs(case: GoldenCase, inputs: Sequence[TensorSpec], name: str) -> None:
+    """Refuse a case whose inputs are not the bundle's, or not of so many rows as it says."""
+    where = f"{name}: case {case.id}"
+    unknown = sorted(set(case.inputs) - {spec.name for spec in inputs})
+    if unknown:
+        raise BundleError(f"{where} records {unknown[0]}, which is no input of the bundle")
+    sizes: dict[str | int, int] = {"batch": case.batch}
+    for spec in inputs:
+        if spec.name not in case.inputs:
+            raise BundleError(f"{where} does not record {spec.name}")
+        found = case.inputs[spec.name].shape
+        wanted = tuple(axis if isinstance(axis, int) else sizes.get(axis, axis) for axis in spec.shape)
+        if len(found) != len(wanted) or any(
+            isinstance(axis, int) and axis != size for axis, size in zip(wanted, found, strict=True)
+        ):
+            shapes = [f"({', '.join(map(str, shape))})" for shape in (found, wanted)]
+            raise BundleError(f"{where}: {spec.name}: found shape {shapes[0]}, wanted {shapes[1]}")
+        sizes |= {axis: size for axis, size in zip(spec.shape, found, strict=True) if isinstance(axis, str)}
 
 
 def _entries(listing: str | None, name: str) -> list[dict[str, Any]]:

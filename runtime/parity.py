@@ -230,14 +230,19 @@ def verify(
         cases: recorded calls, at least one.
         tolerance: what is allowed.
         inputs: the inputs' specs, which say which ones are masks; without them it is ``attention_mask``.
-        outputs: the outputs' specs, which say which ones have a sequence axis; without them shapes decide.
+        outputs: the outputs' specs, which say which ones have a sequence axis, and of which each case must record every
+            one; without them shapes decide, and what is recorded is compared.
 
     Raises:
-        ParityError: there is no case, or ``run`` does not return an output that was recorded.
+        ParityError: there is no case, a case does not record an output, or ``run`` does not return one that was
+            recorded.
     """
     axes = {spec.name: spec.shape for spec in outputs}
     results: list[CaseResult] = []
     for case in cases:
+        for name in axes:
+            if name not in case.outputs:
+                raise ParityError(f"golden: case {case.id} does not record {name}")
         found = run(case.inputs)
         mask = attended_positions(inputs, case.inputs) if inputs else case.inputs.get("attention_mask")
         for name, expected in case.outputs.items():

@@ -147,8 +147,8 @@ def self_check(
         progress: wraps the list of cases, to show how far it is.
 
     Raises:
-        BundleError: there is no bundle, no golden in it, or its manifest cannot be read.
-        MachineError: the provider does not run here, or memory ran out.
+        BundleError: there is no bundle, or its manifest cannot be read.
+        MachineError: the provider does not run here, this onnxruntime is too old for the model, or memory ran out.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.unchecked(bundle)
     manifest = opened.manifest
@@ -170,32 +170,44 @@ def _stages(
 ) -> Iterator[tuple[Stage, dict[str, Any]]]:
     """Yield each stage, and what is known since then."""
     manifest, tolerance = check.manifest, check.tolerance
-    problem = None
     try:
         bundle.check_files()
+        golden = bundle.golden()  # before the model is loaded: without one there is nothing to compare with
     except BundleError as error:
-        problem = str(error)
-    yield Stage("files", len(manifest.files), problem), {}
-    golden = bundle.golden()  # before the model is loaded: without one there is nothing to do
-    session = Session(bundle, provider=provider, optimize=optimize, threads=threads)
+        yield Stage("files", len(manifest.files), str(error)), {}
+        return
+    yield Stage("files", len(manifest.files)), {}
+    try:
+        session = Session(bundle, provider=provider, optimize=optimize, threads=threads)
+    except BundleError as error:
+        yield Stage("runtime", 1, str(error)), {"library": _library()}
+        return
     reached = {"library": _library(), "provider": session.provider, "placement": session.placement}
     yield Stage("runtime", 1), reached
     texts = [case for case in golden if case.texts and manifest.tokenizer is not None]
     yield Stage("tokens", sum(case.batch for case in texts), _tokens_differ(bundle, texts)), {}
-    report = verify(session.run, progress(golden), tolerance, inputs=manifest.inputs, outputs=manifest.outputs)
+    try:
+        report = verify(session.run, progress(golden), tolerance, inputs=manifest.inputs, outputs=manifest.outputs)
+    except (FeedError, ParityError) as error:
+        yield Stage("outputs", 0, str(error)), {}
+        return
     yield Stage("outputs", len(report.cases), None if report.passed else report.summary(), report.cases), {}
     results, variance = _vectors(session, texts, tolerance)
     report = ParityReport(results, tolerance)
     problem = None if not results or report.passed else report.summary()
-    yield Stage("vectors", sum(case.batch for case in texts), problem, results), {"batch_variance": variance}
+    if problem is None and variance is not None and not math.isfinite(variance):
+        problem = "a text's values alone and beside others: their difference is NaN or infinity"
+    finite = variance if variance is None or math.isfinite(variance) else None
+    yield Stage("vectors", sum(case.batch for case in texts), problem, results), {"batch_variance": finite}
 
 
 def _tokens_differ(bundle: Bundle, cases: Sequence[GoldenCase]) -> str | None:
-    """Return which recorded text has other tokens now, None when all have theirs."""
-    if not cases:
+    """Return which recorded text has other tokens now, None when all have theirs, and the tokenizer can be opened."""
+    if bundle.manifest.tokenizer is None:
         return None
     try:
-        encodings = [text_encoder(bundle).encode(case.texts) for case in cases]
+        encoder = text_encoder(bundle)
+        encodings = [encoder.encode(case.texts) for case in cases]
     except (BundleError, FeedError) as error:
         return str(error)
     for case, rows in zip(cases, encodings, strict=True):
@@ -222,7 +234,8 @@ def _vectors(
     """Compare what each recorded text gives, together with the others, and alone.
 
     Returns:
-        A result per text and output, and the largest difference between a text's values alone and together.
+        A result per text and output, and the largest difference between a text's values alone and together, which may
+        be NaN.
     """
     if not cases:
         return (), None
@@ -242,8 +255,7 @@ def _vectors(
                 results.append(CaseResult(_named(case, row), spec.name, comparison, tolerance.allows(comparison)))
                 apart.append(float(np.abs(one.astype(np.float64) - beside.astype(np.float64)).max()))
             number += 1
-    variance = float(np.max(apart))
-    return tuple(results), variance if math.isfinite(variance) else None
+    return tuple(results), float(np.max(apart))
 
 
 def _of_text(found: np.ndarray, wanted: np.ndarray, spec: TensorSpec) -> Comparison:

@@ -91,6 +91,94 @@ def test_a_bundle_without_texts_has_nothing_to_compare_in_two_stages(make_bundle
     assert found.to_json()["batch_variance"] is None
 
 
+def without(bundle: Bundle, name: str, texts: bool) -> None:
+    """Leave an output out of the cases of texts, or of the others."""
+    cases = [
+        dataclasses.replace(case, outputs={key: value for key, value in case.outputs.items() if key != name})
+        if bool(case.texts) == texts
+        else case
+        for case in load_golden(bundle.path / GOLDEN_NAME)
+    ]
+    save_golden(bundle.path / GOLDEN_NAME, cases)
+    resealed(bundle, GOLDEN_NAME)
+
+
+@pytest.mark.parametrize(("texts", "named"), [(True, "texts"), (False, "b1-s1-full")])
+def test_an_output_that_is_not_recorded(bundle, texts, named):
+    without(bundle, "sentence_embedding", texts)
+    with pytest.raises(ParityError, match=f"^outputs: golden: case {named} does not record sentence_embedding$"):
+        self_check(bundle.path).check()
+
+
+def test_a_golden_that_is_missing_or_damaged(bundle):
+    path = bundle.path / GOLDEN_NAME
+    content, sealed = path.read_bytes(), (bundle.path / MANIFEST_NAME).read_text(encoding="utf-8")
+    for change, message in (
+        (
+            lambda case: dataclasses.replace(case, batch=5, texts=()),
+            r"input_ids: found shape \(4, 8\), wanted \(5, seq",
+        ),
+        (lambda case: dataclasses.replace(case, inputs={**case.inputs, "z": np.ones(1)}), "records z, which is no inp"),
+        (lambda case: dataclasses.replace(case, outputs={**case.outputs, "z": np.ones(1)}), "records z, which is no o"),
+        (lambda case: dataclasses.replace(case, inputs={"input_ids": case.inputs["input_ids"]}), "not record atten"),
+        (lambda case: dataclasses.replace(case, inputs={**case.inputs, "attention_mask": np.ones(4)}), "found shape"),
+    ):
+        *others, case = load_golden(path)
+        save_golden(path, [*others, change(case)])
+        resealed(bundle, GOLDEN_NAME)
+        with pytest.raises(ParityError, match=f"^files: {GOLDEN_NAME}: case texts.*{message}"):
+            self_check(bundle.path).check()
+        path.write_bytes(content)
+    path.write_bytes(b"x" * 100)
+    resealed(bundle, GOLDEN_NAME)
+    with pytest.raises(ParityError, match=r"^files: .* not a safetensors file"):
+        self_check(bundle.path).check()
+    manifest = json.loads(sealed)
+    del manifest["files"][GOLDEN_NAME]
+    (bundle.path / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    result = CliRunner().invoke(main, ["verify", str(bundle.path), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["stage"]) == (1, "files")
+
+
+def test_a_graph_that_the_runtime_refuses(bundle):
+    bundle.model_path.write_bytes(b"\x08\x08")  # a model that has an IR version and nothing else
+    resealed(bundle, bundle.model_path.name)
+    with pytest.raises(ParityError, match=r"^runtime: .*model\.onnx"):
+        self_check(bundle.path).check()
+
+
+@pytest.mark.parametrize("texts", [(), TEXTS])
+def test_a_tokenizer_that_cannot_be_opened(make_bundle, texts):
+    bundle = make_bundle(texts=texts)
+    (bundle.path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    resealed(bundle, "tokenizer.json")
+    with pytest.raises(ParityError, match=r"^tokens: .*tokenizer\.json"):
+        self_check(bundle.path).check()
+
+
+def test_recorded_texts_of_a_bundle_without_tokenizer_are_not_compared(bundle):
+    path = bundle.path / MANIFEST_NAME
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**manifest, "tokenizer": None}), encoding="utf-8")
+    found = self_check(bundle.path)
+    assert found.passed
+    assert [stage.checked for stage in found.stages if stage.stage in ("tokens", "vectors")] == [0, 0]
+
+
+def test_vectors_alone_that_are_no_numbers(bundle, monkeypatch):
+    encode = Session.encode
+
+    def other(self, texts, batch_size=32):
+        found = encode(self, texts, batch_size)
+        return found * np.nan if len(texts) == 1 else found
+
+    monkeypatch.setattr(module.Session, "encode", other)
+    found = self_check(bundle)
+    assert found.to_json()["batch_variance"] is None
+    with pytest.raises(ParityError, match=r"^vectors: .* NaN"):
+        found.check()
+
+
 def test_files(bundle):
     for change, message in (
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "the file is incomplete or altered"),
