@@ -126,7 +126,7 @@ def create_session(
         InputError: unknown provider or memory, or a thread count below 1.
         BundleError: the file is missing, is not ONNX, or its external data is missing, short or outside its folder.
         ProviderError: the provider, or an operator of the model on it, does not run here.
-        MachineError: memory ran out.
+        MachineError: memory ran out, or this onnxruntime is too old for the model.
     """
     import onnxruntime
 
@@ -315,6 +315,14 @@ def _translate(error: Exception, what: str, otherwise: type[BundleError | FeedEr
         r"bad.?alloc|failed to allocate|out of memory", reason, re.IGNORECASE
     ):
         return MachineError(f"{what}: out of memory: {reason}")
+    newer = re.search(r"max supported IR version: \d+|till opset \d+", str(error), re.IGNORECASE)
+    if re.search(r"unsupported model IR version|opset \d+ is under development", str(error), re.IGNORECASE):
+        import onnxruntime
+
+        return MachineError(
+            f"{what}: is of a newer IR version or opset than onnxruntime {onnxruntime.__version__} reads"
+            f"{f' ({newer[0]})' if newer else ''}; install a newer onnxruntime, or export with --target portable"
+        )
     if "NOT_IMPLEMENTED" in str(error):
         return ProviderError(f"{what}: this onnxruntime has no kernel for an operator: {reason}")
     return otherwise(f"{what}: onnxruntime refuses it: {reason}")

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tfx.errors import BundleError, ProviderError
+from tfx.errors import BundleError, MachineError, ProviderError
 from tfx.runtime import providers
 from tfx.runtime.providers import create_session, provider_problem
 from tfx.runtime.session import Session
@@ -140,3 +140,14 @@ def test_errors_are_not_printed_a_second_time_by_onnxruntime(tmp_path):
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "model.onnx: onnxruntime refuses it" in found.stdout
     assert found.stderr == ""
+
+
+@pytest.mark.parametrize(("changes", "limit"), [({"ir_version": 99}, "IR version: "), ({"opset": 99}, "till opset ")])
+def test_a_model_that_is_too_new_is_no_damaged_one(tmp_path, tiny_graph, changes, limit):
+    model = tiny_graph()
+    model.ir_version = changes.get("ir_version", model.ir_version)
+    model.opset_import[0].version = changes.get("opset", model.opset_import[0].version)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(MachineError, match=rf"model.onnx: is of a newer IR .* than onnx.* reads \(.*{limit}\d+"):
+        create_session(path)
