@@ -50,7 +50,8 @@ def export_tiny(
         "num_attention_heads": 4,
         "intermediate_size": 128,
         "vocab_size": _WORDS,
-        "initializer_range": 0.3,
+        # The trainer breaks ties by chance, and so are the recorded ids: int8 has to be far from its limit on any.
+        "initializer_range": 0.1 if precision == "int8" else 0.3,
         "pad_token_id": pad,
     }
     torch.manual_seed(0)
