@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from .serve_schemas import (
     problem,
     state_limits,
 )
+from .serve_tokenize import TokenizeQueue
 from .tensors import TensorSpec
 from .text import Encoding, TextEncoder, token_encoding
 
@@ -90,7 +90,7 @@ def make_app(service: Service) -> FastAPI:
     """Return the ASGI application; its queue lives as long as its lifespan."""
     metrics = Metrics()
     state: dict[str, Batcher] = {}
-    tokenizing = ThreadPoolExecutor(1, "tfx-encode")  # the tokenizer itself divides a request among cores
+    tokenizing = TokenizeQueue(service.queue_tokens)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -101,7 +101,7 @@ def make_app(service: Service) -> FastAPI:
             yield
         finally:
             await batcher.close()
-            tokenizing.shutdown(wait=True, cancel_futures=True)
+            await asyncio.to_thread(tokenizing.close)
 
     app = FastAPIOffline(
         redoc_url=None,
@@ -112,27 +112,31 @@ def make_app(service: Service) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},  # which asks another machine to judge the schema
     )
 
-    async def run(count: int, encode: Callable[[], list[Encoding]]) -> tuple[list[Encoding], Any]:
+    async def run(
+        items: Sequence[Any], key: str, encode: Callable[[Sequence[Any], int], list[Encoding]]
+    ) -> tuple[list[Encoding], Any]:
         """Tokenize outside of the event loop and run; refused before that where the queue is surely full."""
+        count = len(items)
         if count > service.max_texts:
-            raise RefusedError(400, f"found {count} texts, wanted at most {service.max_texts} (--max-texts)")
+            raise RefusedError(400, f"found {count} texts, wanted at most {service.max_texts} (--max-texts)", key)
         batcher = state["batcher"]
 
         def check(tokens: int) -> None:
             if tokens > service.queue_tokens:  # it would never fit
-                raise RefusedError(413, f"found {tokens} tokens, wanted at most {service.queue_tokens} (--queue)")
+                raise RefusedError(413, f"found {tokens} tokens, wanted at most {service.queue_tokens} (--queue)", key)
             batcher.check(tokens)
 
         try:
             check(count)  # a token each, at least
-            encodings = await asyncio.get_running_loop().run_in_executor(tokenizing, encode)
+            encodings = await tokenizing.run(items, encode)
             tokens = sum(len(encoding) for encoding in encodings)
             check(tokens)
             vectors = await batcher.run(encodings)
         except BusyError as error:
             raise RefusedError(429, str(error), headers={"retry-after": str(error.retry_after)}) from error
         except FeedError as error:
-            raise RefusedError(400, str(error)) from error
+            message = str(error)
+            raise RefusedError(400, message.replace("text[0]", "text", 1), key) from error
         except RowError as error:
             status = 503 if isinstance(error.reason, MachineError | MemoryError) else 500
             raise RefusedError(status, f"text {error.row}: {error.reason}") from error
@@ -140,15 +144,24 @@ def make_app(service: Service) -> FastAPI:
         metrics.tokens.inc(tokens)
         return encodings, vectors
 
-    async def run_texts(texts: list[str], name: str) -> tuple[list[Encoding], Any]:
-        def encode() -> list[Encoding]:
-            encodings = service.encoder.encode(texts, what=name)
-            for i, encoding in enumerate(encodings):
+    async def run_texts(texts: list[str], key: str) -> tuple[list[Encoding], Any]:
+        def encode(some: Sequence[str], first: int) -> list[Encoding]:
+            encodings = service.encoder.encode(some, first, key)
+            for i, encoding in enumerate(encodings, first):
                 if encoding.cut and service.refuse_long:
-                    raise FeedError(f"{name}[{i}]: is longer than {len(encoding)} tokens, the most there can be")
+                    raise FeedError(f"{key}[{i}]: is longer than {len(encoding)} tokens, the most there can be")
             return encodings
 
-        return await run(len(texts), encode)
+        return await run(texts, key, encode)
+
+    async def run_ids(rows: list[list[int]], key: str) -> tuple[list[Encoding], Any]:
+        def encode(some: Sequence[list[int]], first: int) -> list[Encoding]:
+            return [
+                token_encoding(row, service.inputs, service.max_length, f"{key}[{i}]")
+                for i, row in enumerate(some, first)
+            ]
+
+        return await run(rows, key, encode)
 
     @app.post(
         "/embed",
@@ -159,8 +172,10 @@ def make_app(service: Service) -> FastAPI:
     )
     async def embed(request: EmbedRequest) -> Response:
         """Turn texts into vectors."""
-        one = "text" in request.model_fields_set
-        encodings, vectors = await run_texts([request.text] if one else request.texts, "texts")
+        if "text" in request.model_fields_set:
+            encodings, vectors = await run_texts([request.text], "text")
+        else:
+            encodings, vectors = await run_texts(request.texts, "texts")
         rest = {
             "tokens": [len(encoding) for encoding in encodings],
             "cut": [encoding.cut for encoding in encodings],
@@ -186,15 +201,7 @@ def make_app(service: Service) -> FastAPI:
                 400, f"dimensions: found {request.dimensions}, this model has {service.dimension}", "dimensions"
             )
         texts, ids = request.rows()
-        if texts:
-            encodings, vectors = await run_texts(texts, "input")
-        else:
-            encodings, vectors = await run(
-                len(ids),
-                lambda: [
-                    token_encoding(row, service.inputs, service.max_length, f"input[{i}]") for i, row in enumerate(ids)
-                ],
-            )
+        encodings, vectors = await (run_texts(texts, "input") if texts else run_ids(ids, "input"))
 
         def item(index: int, vector: np.ndarray) -> bytes:
             values: Any = vector

@@ -119,6 +119,8 @@ class Batcher:
             BusyError: there is no room.
             RowError: a sequence failed, or its vector holds NaN or infinity.
         """
+        if not encodings:
+            return []
         self.check(sum(len(encoding) for encoding in encodings))
         loop = asyncio.get_running_loop()
         job = _Job(encodings, loop.create_future(), loop.time())
@@ -212,6 +214,8 @@ class Batcher:
         """Run sequences; what a row raises takes the place of its vector."""
         try:
             values = [np.asarray(row, np.float32) for row in self._call(encodings)]
+            if len(values) != len(encodings):
+                raise ArithmeticError(f"the model gave {len(values)} vectors for {len(encodings)} texts")
         except Exception as error:  # noqa: BLE001 - whatever it is, each request has to hear of its own
             if len(encodings) == 1:
                 return [error]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 __all__ = [
     "EmbedRequest",
@@ -22,11 +22,44 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_Whole = Annotated[int, BeforeValidator(_whole)]
-_Id = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(_whole)]
+def _wholes(value: Any) -> Any:
+    """Do the same for the items of a list, which holds millions when somebody means harm."""
+    if isinstance(value, list) and float in set(map(type, value)):
+        return [_whole(item) for item in value]
+    return value
 
 
-class EmbedRequest(BaseModel):
+def _kind_of_input(value: Any) -> str:
+    """Return the tag of the one type that a value of ``input`` is checked as: its first item tells which."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    if isinstance(first, list):
+        return "rows"
+    return "ids" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
+
+
+# A list is checked up to its first wrong item: a report of each of a million takes minutes and gigabytes.
+_Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+_Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Ids = Annotated[list[_Id], Field(min_length=1, fail_fast=True), BeforeValidator(_wholes)]
+_Rows = Annotated[list[_Ids], Field(min_length=1, fail_fast=True)]
+_Whole = Annotated[int, Field(ge=1, lt=1 << 31), BeforeValidator(_whole)]
+
+
+class _Request(BaseModel):
+    """A body whose first unknown key is reported, and no other."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_key(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        unknown = next((key for key in data if key not in cls.model_fields), None)
+        return {key: data[key] for key in (*cls.model_fields, unknown) if key in data}
+
+
+class EmbedRequest(_Request):
     """Texts to vectors: ``texts``, or one ``text``."""
 
     model_config = ConfigDict(
@@ -38,7 +71,7 @@ class EmbedRequest(BaseModel):
         },
     )
 
-    texts: Annotated[list[str], Field(min_length=1)] = []
+    texts: _Texts = []
     text: str = ""
 
     @model_validator(mode="after")
@@ -57,19 +90,20 @@ class EmbedResponse(BaseModel):
     model: str
 
 
-class OpenAIRequest(BaseModel):
+class OpenAIRequest(_Request):
     """What OpenAI's clients send to ``/v1/embeddings``."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"example": {"input": "The cat sat.", "model": "my-model"}}
     )
 
-    input: (
-        str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[_Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_Id], Field(min_length=1)]], Field(min_length=1)]
-    ) = Field(description="A text, texts, token ids with special tokens in them, or a list of such.")
+    input: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[_Texts, Tag("texts")]
+        | Annotated[_Ids, Tag("ids")]
+        | Annotated[_Rows, Tag("rows")],
+        Discriminator(_kind_of_input),
+    ] = Field(description="A text, texts, token ids with special tokens in them, or a list of such.")
     model: str = Field(description="The name that GET /v1/models says.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: _Whole | None = Field(None, description="The model's own dimension; no other can be had.")
@@ -142,7 +176,7 @@ def state_limits(
     wanted = models["OpenAIRequest"]["properties"]
     wanted["model"]["const"] = name
     wanted["dimensions"]["anyOf"][0]["const"] = dimension
-    _, texts, ids, rows = wanted["input"]["anyOf"]
+    _, texts, ids, rows = wanted["input"]["oneOf"]
     texts["maxItems"] = rows["maxItems"] = max_texts
     for row in (ids, rows["items"]):
         row |= {} if max_length is None else {"maxItems": max_length}
@@ -170,6 +204,10 @@ def problem(error: Any) -> tuple[str, str | None]:
         return f"{where}: not known here", key
     if key == "input":
         return "input: wanted a text, a list of texts, token ids or a list of lists of them, none empty", key
+    if error["type"] == "too_short":
+        return f"{where}: found an empty array, wanted at least one text", key
+    if error["type"] == "string_unicode":
+        return f"{where}: no valid Unicode (a lone surrogate)", key
     return f"{where}: found {_kind(error['input'])}; {error['msg'].replace('Input should be', 'wanted')}", key
 
 

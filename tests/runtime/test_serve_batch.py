@@ -193,6 +193,29 @@ def test_one_bad_sequence_does_not_fail_its_mates(bad, reason):
     assert len(model.calls[1]) == 5  # they did share a call
 
 
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_a_call_that_gives_another_number_of_rows_is_an_error(given):
+    async def main():
+        queue = batcher(lambda encodings: np.ones((given, 2), np.float32))
+        if given != 1:
+            with pytest.raises(RowError, match=f"the model gave {given} vectors for 1 texts"):
+                await queue.run([sequence(4), sequence(4)])
+        else:  # each by itself gets the one that it wants
+            assert len(await queue.run([sequence(4), sequence(4)])) == 2
+        await queue.close()
+
+    run(main)
+
+
+def test_no_sequences_are_no_vectors():
+    async def main():
+        queue = batcher(Model())
+        assert await queue.run([]) == []
+        await queue.close()
+
+    run(main)
+
+
 def test_a_request_that_failed_leaves_nothing_in_the_queue():
     model = Model()
 
