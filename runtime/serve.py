@@ -92,7 +92,9 @@ def serve(plan: ServePlan, started: Callable[[dict[str, Any]], None] = lambda fo
     import uvicorn
 
     from .serve_app import make_app
+    from .serve_protocol import raise_descriptor_limit
 
+    raise_descriptor_limit()
     with contextlib.closing(bind(plan.host, plan.port)) as listener:
         session, schedule = _session(plan)
         host, port = listener.getsockname()[:2]
@@ -200,8 +202,11 @@ def _warm_up(call: Call) -> None:
 def _config(plan: ServePlan, app: Any) -> uvicorn.Config:
     import uvicorn
 
+    from .serve_protocol import Protocol
+
     return uvicorn.Config(
         app,
+        http=Protocol,
         lifespan="on",
         ws="none",
         log_level="info" if plan.access_log else "warning",

@@ -22,6 +22,8 @@ __all__ = ["BODIES", "Guard", "RefusedError", "error_body"]
 BODIES = 16
 """Largest bodies that a server holds at the same time; what comes on top is refused."""
 
+_SMALL = 65_536  # bytes; bodies up to this are counted by themselves, so that large ones turn no small one away
+
 _BODY_SECONDS = 30.0  # a client that sends slower than this holds memory for nothing
 _DRAIN_SECONDS = 2.0
 _LONGEST_MESSAGE = 500  # characters; a message may quote what a client sent
@@ -82,7 +84,7 @@ class Guard:
         self._metrics = metrics
         self._routes = routes
         self._policies = policies
-        self._held = 0
+        self._held = {False: 0, True: 0}  # bytes of bodies, by whether they are large
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -112,7 +114,7 @@ class Guard:
             if not started:
                 await self._answer(sending, RefusedError(503, "the server stops"))
         finally:
-            self._held -= len(body.data)
+            self._held[len(body.data) > _SMALL] -= len(body.data)
             route = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.requests.labels(route, status).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - start)
@@ -137,11 +139,14 @@ class Guard:
             if message["type"] == "http.disconnect":
                 return False
             chunk = message.get("body", b"")
-            self._check(len(body.data) + len(chunk))
-            if self._held + len(chunk) > BODIES * self._max_body:
-                raise RefusedError(429, "too many large requests at once", headers={"retry-after": "1"})
+            before, size = len(body.data), len(body.data) + len(chunk)
+            self._check(size)
+            was, large = before > _SMALL, size > _SMALL
+            if self._held[large] + size - (before if was == large else 0) > BODIES * self._max_body:
+                raise RefusedError(429, "too many requests are being read at once", headers={"retry-after": "1"})
             body.data += chunk
-            self._held += len(chunk)
+            self._held[was] -= before
+            self._held[large] += size
             more = message.get("more_body", False)
         return True
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -50,8 +51,9 @@ class Gate:
 
 
 @contextlib.contextmanager
-def running(service, stop_seconds=5):
+def running(service, stop_seconds=5, **changes):
     """Serve in a thread; yields the server and its URL."""
+    service = dataclasses.replace(service, **changes)
     listener = bind("127.0.0.1", 0)
     config = serve._config(ServePlan(stop_seconds=stop_seconds), make_app(service))
     server = uvicorn.Server(config)
@@ -250,6 +252,58 @@ def test_a_body_that_never_comes_is_408(shared_bundle, monkeypatch):
         with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as connection:
             connection.sendall(b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
+def test_large_bodies_that_do_not_end_turn_no_small_one_away(shared_bundle, monkeypatch):
+    monkeypatch.setattr("tfx.runtime.serve_http.BODIES", 1)
+    monkeypatch.setattr("tfx.runtime.serve_http._DRAIN_SECONDS", 0.1)
+    gate = Gate()
+    gate.open.set()
+    large = b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 190000\r\n\r\n" + b" " * 100_000
+    with running(gated(shared_bundle, gate), max_body=200_000) as (_, url):
+        _, _, port = url.rpartition(":")
+        with (
+            socket.create_connection(("127.0.0.1", int(port)), timeout=20) as first,
+            socket.create_connection(("127.0.0.1", int(port)), timeout=20) as second,
+        ):
+            first.sendall(large)
+            second.sendall(large + b" " * 89_000)
+            assert select.select([first, second], [], [], 20)[0][0].recv(65536).startswith(b"HTTP/1.1 429")
+            assert httpx.post(f"{url}/embed", json={"text": "dog"}).status_code == 200
+        until(lambda: metric(url, 'tfx_requests_total{route="/embed",status="disconnected"}') == 1)
+        # What they held is free again.
+        assert httpx.post(f"{url}/embed", json={"texts": ["dog " * 40_000]}).status_code == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /embed HTTP/1.1\r\nhost: a\r\n"])
+def test_a_connection_without_a_request_ends(shared_bundle, monkeypatch, said):
+    monkeypatch.setattr("tfx.runtime.serve_protocol._HEAD_SECONDS", 0.2)
+    with running(gated(shared_bundle, Gate())) as (_, url):
+        _, _, port = url.rpartition(":")
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as connection:
+            connection.sendall(said)
+            assert connection.recv(65536) == b""
+
+
+def test_a_request_that_takes_its_time_is_answered(shared_bundle, monkeypatch):
+    monkeypatch.setattr("tfx.runtime.serve_protocol._HEAD_SECONDS", 0.2)
+    gate = Gate()
+    with running(gated(shared_bundle, gate)) as (_, url), httpx.Client(base_url=url) as client:
+        for _ in range(2):  # the second on a connection that was used before
+            threading.Timer(0.5, gate.open.set).start()
+            assert client.post("/embed", json={"text": "dog"}, timeout=20).status_code == 200
+            gate.open.clear()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_a_server_takes_the_descriptors_that_it_may_have():
+    code = (
+        "import resource as r; from tfx.runtime.serve_protocol import raise_descriptor_limit\n"
+        "_, hard = r.getrlimit(r.RLIMIT_NOFILE); r.setrlimit(r.RLIMIT_NOFILE, (64, hard))\n"
+        "raise_descriptor_limit(); print(r.getrlimit(r.RLIMIT_NOFILE)[0] > 64)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_what_runs_is_answered_before_the_end_and_nothing_new_is_taken(shared_bundle):

@@ -328,9 +328,10 @@ def test_any_body_is_answered(client, body, path):
         problem(response, response.status_code)
 
 
-def test_bodies_that_are_held_at_once_are_limited(shared_bundle, monkeypatch):
+@pytest.mark.parametrize("text", ["a", "a" * 100_000])
+def test_bodies_that_are_held_at_once_are_limited(shared_bundle, monkeypatch, text):
     monkeypatch.setattr(serve_http, "BODIES", 0)
     with make_client(shared_bundle) as client:
-        response = client.post("/embed", json={"text": "a"})
-    assert problem(response, 429) == "too many large requests at once"
+        response = client.post("/embed", json={"text": text})
+    assert problem(response, 429) == "too many requests are being read at once"
     assert response.headers["retry-after"] == "1"
