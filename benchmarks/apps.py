@@ -64,8 +64,11 @@ _MAX_ABS = 1e-5
 """Largest difference from Python's vectors in fp32; in other precisions a cosine of 0.99 is wanted."""
 _MIN_COSINE = 0.99
 
+_HEADERS = Path(__file__).resolve().parent.parent / "build" / "tools" / "onnxruntime-headers"
+
 _LENGTHS = {"short": 16, "long": 128}  # tokens
 _REST_S, _REST_SHARE, _LONGEST_REST_S = 0.02, 0.1, 5.0
+_QUIET = 0.05  # share of all cores that other programs may take
 _SPARE_CORES = 0.35  # what an engine may use above its threads, as tfx bench allows
 
 
@@ -292,6 +295,8 @@ class Starter:
         self.names = [name for name in names if name not in self.skipped]
 
     def _prepare(self, name: str) -> None:
+        if _HEADERS.is_dir():  # what `make apps` has fetched
+            os.environ.setdefault("ONNXRUNTIME_INCLUDE_DIR", str(_HEADERS))
         if name == PYTHON:
             self._commands[name] = [sys.executable, "-c", _WORKER]
         elif name == "web":
@@ -381,12 +386,14 @@ def measure(
     starts: int,
     rounds: int,
     seconds: float,
-) -> dict[str, dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Any]], list[float]]:
     """Check and time the engines.
 
     Returns:
-        {engine: {max_abs, min_cosine, start_ms: [...], latency_ms: {text: [one figure a round]}, cores, peak_mb}}.
+        {engine: {max_abs, min_cosine, start_ms: [...], latency_ms: {text: [one figure a round]}, cores, peak_mb}}, and
+        the share of all cores that other programs took in each round of latencies.
     """
+    others: list[float] = []
     names = starter.names
     found: dict[str, dict[str, Any]] = {}
     wanted: list[np.ndarray] = []
@@ -409,15 +416,33 @@ def measure(
             slowest = max(statistics.median(engine.block(text, 3)) for engine in engines.values())
             calls = max(3, min(1000, int(seconds * 1e3 / slowest)))
             for turn in range(rounds):
+                busy, own, begun = _busy_s(), _own_s(), time.perf_counter()
                 for name in _turned(names, turn):
                     times, cores = _timed(engines[name], text, calls)
                     found[name]["latency_ms"][text_name].append(statistics.median(times))
                     if name != "web":  # the page's process also does what a browser does
                         _check_cores(name, cores, threads)
                     found[name]["cores"] = max(found[name].get("cores", 0.0), cores or 0.0)
+                elapsed = (time.perf_counter() - begun) * (psutil.cpu_count() or 1)
+                others.append(min(1.0, max(0.0, (_busy_s() - busy - _own_s() + own) / elapsed)))
         for name, engine in engines.items():
             found[name]["peak_mb"] = engine.peak_mb()
-    return found
+    return found, others
+
+
+def _own_s() -> float:
+    """Return the CPU time of this process and of all that it has started, in s."""
+    used = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            used += _cpu_s(process)
+    return used
+
+
+def _busy_s() -> float:
+    """Return how long all cores together have been busy since the machine started, in s."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 def _turned(names: Sequence[str], turn: int) -> list[str]:
@@ -535,7 +560,7 @@ def main(
         texts = texts_of(opened)
         session = Session(opened, threads=1)
         counts = {name: _tokens(session, [text]) for name, text in texts.items()}
-        engines = measure(
+        engines, others = measure(
             starter, texts, opened.manifest.precision, threads=threads, starts=starts, rounds=rounds, seconds=seconds
         )
         found = {
@@ -543,6 +568,7 @@ def main(
             "precision": opened.manifest.precision,
             "texts": counts,
             "engines": engines,
+            "others": others,
             "skipped": starter.skipped,
             **surroundings(threads, before),
         }
@@ -551,6 +577,8 @@ def main(
     if into is not None:
         write_into(into, lines)
     click.echo(heading(found))
+    if (taken := statistics.median(others)) > _QUIET:
+        click.echo(f"other programs took {taken:.0%} of the cores: measure again when they are done", err=True)
     print_table(*_plain(found), left=("app",))
 
 

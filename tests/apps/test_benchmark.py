@@ -57,6 +57,7 @@ def test_every_app_is_measured(ready: ModuleType, tiny: Callable[..., Path], tmp
     assert list(found["engines"]) == list(ready.APPS)
     assert found["texts"]["short"] >= 16
     assert found["texts"]["long"] == 64  # what the bundle takes
+    assert len(found["others"]) == 2  # a round of each text
     for each in found["engines"].values():
         assert each["max_abs"] <= 1e-5
         assert each["start_ms"][0] > 0
