@@ -6,6 +6,7 @@ filled in. A project's ``tfx-app.json`` says what was written, so that it can be
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -57,8 +58,10 @@ _TAKEN = frozenset(
 # What stands in the middle of a string in C, JavaScript, CMake and a shell alike.
 _UNQUOTED = re.compile(r"""["'\\$`;@<>&|*?\x00-\x1f\x7f]""")
 
-# Made by following a project's README; neither shipped nor kept when a project is replaced.
-_MADE = ("build", "node_modules", "package-lock.json", "vendor")
+_LOCK = "package-lock.json"
+
+# Made by following a project's README, and not shipped.
+_MADE = ("build", "node_modules", _LOCK, "vendor")
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class App:
     parts: tuple[tuple[str, str, tuple[str, ...]], ...]
     build: tuple[str, ...]
     check: str
+
+    @property
+    def by_npm(self) -> bool:
+        """Whether its packages come by npm."""
+        return self.build[0].startswith("npm ")
 
 
 _CMAKE = ("cmake -S . -B build", "cmake --build build")
@@ -146,7 +154,7 @@ def write_app(
         name: of the program; None takes the folder's.
         copy: put the bundle's files into the project's folder ``bundle``. False writes down where the bundle lies,
             which a page cannot read.
-        force: replace a project that is there.
+        force: replace a project that is there. Its ``package-lock.json`` is kept, since people commit it.
 
     Returns:
         The absolute folder.
@@ -163,8 +171,14 @@ def write_app(
     if not copy:
         _check_path(lang, place)
 
+    lock = Path(out) / _LOCK
+    if force and lock.exists() and not LANGUAGES[lang].by_npm:
+        raise BundleError(f"{out}: holds {_LOCK}, which a project in {lang} does not have; remove it yourself")
+
     def fill(folder: Path) -> None:
         files = write_sources(folder, lang, name, place)
+        if force and lock.exists():
+            shutil.copyfile(lock, folder / _LOCK)
         if copy:
             (folder / _BUNDLE).mkdir()
             for file in (MANIFEST_NAME, *bundle.manifest.files):
@@ -241,25 +255,43 @@ def _check_replaceable(path: Path, shown: str) -> None:
         raise BundleError(f"{shown}: is no folder; --force only replaces projects of tfx app")
     if not any(path.iterdir()):
         return
-    files = _recorded(path)
-    if files is None:
+    record = _recorded(path)
+    if record is None:
         raise BundleError(f"{shown}: is no project of tfx app (no {RECORD_NAME}); --force only replaces those")
+    files, made = record["files"], _made(path, str(record.get("lang")))
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)
-        if inner.parts[0] in _MADE or inner.as_posix() == RECORD_NAME or (file.is_dir() and not file.is_symlink()):
+        name = inner.as_posix()
+        if inner.parts[0] in made or name in (RECORD_NAME, *made) or (file.is_dir() and not file.is_symlink()):
             continue
-        wanted = files.get(inner.as_posix())
+        wanted = files.get(name)
         if wanted is None:
             raise BundleError(f"{shown}: holds {inner}, which tfx did not write; remove the folder yourself")
         if file.is_symlink() or not file.is_file() or sha256_file(file) != wanted:
             raise BundleError(f"{shown}: {inner} was changed since tfx wrote it; remove the folder yourself")
 
 
+def _made(path: Path, lang: str) -> set[str]:
+    """Return what the tools of a project's README have made in it: folders, and files of its own folder or below."""
+    if lang not in LANGUAGES:
+        return set()
+    if not LANGUAGES[lang].by_npm:
+        # A folder "build" may be anybody's; CMake leaves its mark in those that it made.
+        return {"build"} if (path / "build" / "CMakeCache.txt").is_file() else set()
+    found = {"node_modules", _LOCK}
+    if lang == "web" and not (path / "vendor").is_symlink():
+        with contextlib.suppress(OSError, UnicodeError):  # of a project without it, nothing in vendor/ is known
+            copied = re.findall(r'\["([^"]+)", "([^"]+)"\]', (path / "vendor.mjs").read_text(encoding="utf-8"))
+            for package, file in copied:
+                own = f"{package.rpartition('/')[2]}-{file}"
+                found.add(f"vendor/{file.removeprefix('dist/') if file.startswith('dist/') else own}")
+    return found
+
+
 def _recorded(path: Path) -> dict[str, Any] | None:
-    """Return {file: sha256} of a project, None when it is none."""
+    """Return the record of a project, None when it is none."""
     try:
         record = json.loads((path / RECORD_NAME).read_bytes())
-        files = record["files"]
-        return files if isinstance(files, dict) else None
+        return record if isinstance(record["files"], dict) else None
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None

@@ -132,12 +132,51 @@ def test_an_existing_folder_is_kept(bundle: Bundle, written: Path):
 
 def test_force_replaces_a_project_as_it_was_written_and_built(bundle: Bundle, written: Path):
     (written / "build").mkdir()
+    (written / "build" / "CMakeCache.txt").write_text("CMake's")
     (written / "build" / "embed-it").write_text("a program")
-    (written / "node_modules").symlink_to(bundle.path)
     write_app(bundle, "node", written, force=True)
     assert json.loads((written / RECORD_NAME).read_text())["lang"] == "node"
     assert not (written / "build").exists()
+    (written / "node_modules").symlink_to(bundle.path)
+    (written / "package-lock.json").write_text("committed")
+    write_app(bundle, "web", written, force=True)
+    assert (written / "package-lock.json").read_text() == "committed"
+    assert not os.path.lexists(written / "node_modules")
     assert bundle.path.is_dir()
+    with pytest.raises(BundleError, match=r"holds package-lock\.json, which a project in c does not have"):
+        write_app(bundle, "c", written, force=True)
+
+
+def test_force_replaces_a_page_with_what_its_script_copied(bundle: Bundle, tmp_path: Path):
+    page = write_app(bundle, "web", tmp_path / "page")
+    names = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm", "tokenizers.min.mjs", "tokenizers-LICENSE"]
+    (page / "vendor").mkdir()
+    for name in names:
+        (page / "vendor" / name).write_text("a library")
+    write_app(bundle, "web", page, force=True)
+    assert not (page / "vendor").exists()
+
+
+@pytest.mark.parametrize(
+    ("lang", "name"),
+    [
+        ("c", "build/notes.txt"),
+        ("c", "vendor/mylib.c"),
+        ("c", "node_modules/mine.js"),
+        ("c", "package-lock.json"),
+        ("node", "build/CMakeCache.txt"),
+        ("node", "vendor/tokenizers.min.mjs"),
+        ("web", "vendor/mine.mjs"),
+        ("web", "build/notes.txt"),
+    ],
+)
+def test_force_keeps_what_no_step_of_the_project_makes(bundle: Bundle, tmp_path: Path, lang: str, name: str):
+    folder = write_app(bundle, lang, tmp_path / "out")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine")
+    with pytest.raises(BundleError, match=f"holds {name}, which"):
+        write_app(bundle, "node" if lang == "node" else "web", folder, force=True)
+    assert (folder / name).read_text() == "mine"
 
 
 def test_a_project_can_be_written_anew_from_its_own_bundle(written: Path):
