@@ -191,6 +191,19 @@ tfx_status tfx_run_texts(tfx_encoder *encoder, const char *const *texts, size_t 
                          tfx_error *error);
 
 /*
+ * The same for texts that tfx_tokenize has taken already; nothing is tokenized twice.
+ *
+ * tokens: of `count` texts, at least one; they stay the caller's.
+ *
+ * TFX_INPUT: an empty list, a text without tokens, or what tfx_run refuses. A bundle without pooling
+ * (tfx_embed_tokens).
+ */
+tfx_status tfx_embed_tokens(tfx_encoder *encoder, const tfx_tokens *tokens, size_t count, tfx_tensor *vectors,
+                            tfx_error *error);
+tfx_status tfx_run_tokens(tfx_encoder *encoder, const tfx_tokens *tokens, size_t count, tfx_outputs *results,
+                          tfx_error *error);
+
+/*
  * Run the model once on arrays. Integers are cast where nothing is lost (int32 to int64 and back); a missing mask
  * attends everywhere and is an error where ids begin or end with the pad id; missing segment ids are zeros.
  *

@@ -23,6 +23,7 @@
     "  --bundle DIR    the bundle%s%s\n"                                                                               \
     "  --threads N     threads inside an operator\n"                                                                   \
     "  --library PATH  onnxruntime's library (>= 1.20); else $TFX_ONNXRUNTIME, else the system's\n"                    \
+    "  --              what follows is text, even where it begins with -\n"                                            \
     "  --version, --help\n"                                                                                            \
     "\n"                                                                                                               \
     "Exit code: 0 done, 1 the self-check failed, 2 bad usage, input or bundle, 3 this machine cannot.\n"

@@ -39,10 +39,16 @@ static tfx_status end(tfx_report *report, tfx_status status, const tfx_error *er
     return status == TFX_INPUT ? TFX_CHECK : status;
 }
 
+/* Copy what a file or a library says of itself, which may be printed to a terminal. */
+static void show(char *target, size_t size, const char *text) {
+    snprintf(target, size, "%s", text);
+    tfx_clean(target);
+}
+
 static void describe(tfx_report *report, const tfx_manifest *manifest) {
-    snprintf(report->precision, sizeof report->precision, "%s", manifest->precision);
-    snprintf(report->target, sizeof report->target, "%s", manifest->target);
-    snprintf(report->layout, sizeof report->layout, "%s", manifest->layout);
+    show(report->precision, sizeof report->precision, manifest->precision);
+    show(report->target, sizeof report->target, manifest->target);
+    show(report->layout, sizeof report->layout, manifest->layout);
     report->tolerance_max_abs = manifest->max_abs;
     report->tolerance_min_cosine = manifest->min_cosine;
     report->tolerance_min_token_cosine = manifest->min_token_cosine;
@@ -57,7 +63,7 @@ static tfx_status open_golden(const tfx_bundle *bundle, tfx_golden *golden, tfx_
     char *path = tfx_bundle_path(bundle, TFX_GOLDEN_NAME);
     const tfx_status status = path == NULL ? tfx_no_memory(error) : tfx_golden_open(path, golden, error);
     free(path);
-    return status;
+    return status == TFX_OK ? tfx_golden_check(golden, &bundle->manifest, error) : status;
 }
 
 /* Check the files, and open the golden, which is one of them. */
@@ -75,9 +81,10 @@ static tfx_status open_runtime(tfx_report *report, tfx_bundle *bundle, const tfx
     tfx_library library;
     begin(report, "runtime");
     tfx_status status = tfx_library_open(options->library, &library, error);
-    snprintf(report->library, sizeof report->library, "%s", library.path);
+    show(report->library, sizeof report->library, library.path);
     if (library.version[0] != '\0') {
         snprintf(report->runtime, sizeof report->runtime, "onnxruntime %s", library.version);
+        tfx_clean(report->runtime);
     }
     if (status == TFX_OK) {
         status = tfx_encoder_new(bundle, &library, options->threads, encoder, error);
@@ -128,7 +135,10 @@ tfx_status tfx_self_check(const char *folder, const tfx_options *options, tfx_re
     tfx_error message = {""};
     tfx_bundle bundle;
     reset(report);
-    tfx_status status = tfx_bundle_open(folder, &bundle, &message);
+    tfx_status status = tfx_options_check(options, &message);
+    if (status == TFX_OK) {
+        status = tfx_bundle_open(folder, &bundle, &message);
+    }
     if (status == TFX_OK) {
         describe(report, &bundle.manifest);
         status = run_stages(report, &bundle, options == NULL ? &defaults : options, &message);

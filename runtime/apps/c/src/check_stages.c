@@ -61,6 +61,7 @@ static tfx_status check_text(const tfx_check *check, const tfx_case *each, size_
         return tfx_fail(error, made, "text %zu of %s: %s", row, each->id, reason.message);
     }
     tfx_status status = TFX_OK;
+    size_t compared = 0;
     for (size_t i = 0; i < manifest->input_count && status == TFX_OK; i++) {
         const tfx_spec *spec = &manifest->inputs[i];
         const bool ids = strcmp(spec->role, "token_ids") == 0;
@@ -70,6 +71,10 @@ static tfx_status check_text(const tfx_check *check, const tfx_case *each, size_
         }
         status = compare_tokens(each, row, ids ? "id" : "type", ids ? tokens.ids : tokens.types, &tokens, recorded,
                                 mask, ids ? manifest->pad_id : 0, error);
+        compared++;
+    }
+    if (status == TFX_OK && compared == 0) {
+        status = tfx_fail(error, TFX_CHECK, "golden: case %s records no tokens of its texts", each->id);
     }
     tfx_tokens_free(&tokens);
     tfx_check_stage(check)->checked++;
@@ -91,6 +96,11 @@ static tfx_status check_case_tokens(const tfx_check *check, size_t index, tfx_er
 }
 
 tfx_status tfx_check_tokens(tfx_check *check, tfx_error *error) {
+    const tfx_encoder *encoder = check->encoder;
+    if (encoder->bundle.manifest.tokenizer != NULL &&
+        encoder->tokenizer == NULL) { /* no text can ever be given to it */
+        return tfx_fail(error, encoder->tokenizer_status, "%s", encoder->tokenizer_problem.message);
+    }
     for (size_t i = 0; i < check->golden.count; i++) {
         if (text_count(check, i) > 0) {
             TFX_TRY(check_case_tokens(check, i, error));
@@ -107,6 +117,11 @@ typedef struct {
     char first[400];
 } failures;
 
+static const char *cosine_text(double value, char buffer[32]) {
+    snprintf(buffer, 32, "%.8f", value);
+    return isnan(value) ? "none" : buffer;
+}
+
 static void fail_at(failures *f, const char *output, const char *where, const tfx_comparison *comparison) {
     if (f->failed++ > 0) {
         return;
@@ -114,8 +129,9 @@ static void fail_at(failures *f, const char *output, const char *where, const tf
     if (comparison->problem[0] != '\0') {
         snprintf(f->first, sizeof f->first, "%s in %s: %s", output, where, comparison->problem);
     } else {
-        snprintf(f->first, sizeof f->first, "%s in %s: max abs %.3g, cosine %.8f", output, where, comparison->max_abs,
-                 comparison->min_cosine);
+        char cosine[32];
+        snprintf(f->first, sizeof f->first, "%s in %s: max abs %.3g, cosine %s", output, where, comparison->max_abs,
+                 cosine_text(comparison->min_cosine, cosine));
     }
 }
 
@@ -129,12 +145,13 @@ static tfx_status conclude(const tfx_check *check, const failures *f, tfx_error 
     const tfx_stage *stage = tfx_check_stage(check);
     char difference[32];
     char cosine[32];
+    char found[32];
     if (f->failed == 0) {
         return TFX_OK;
     }
-    return tfx_fail(error, TFX_CHECK, "%zu of %zu differ: max abs %.3g (allowed %s), cosine %.8f (wanted %s); first %s",
-                    f->failed, stage->checked, stage->max_abs, bound(manifest->max_abs, difference), stage->min_cosine,
-                    bound(manifest->min_cosine, cosine), f->first);
+    return tfx_fail(error, TFX_CHECK, "%zu of %zu differ: max abs %.3g (allowed %s), cosine %s (wanted %s); first %s",
+                    f->failed, stage->checked, stage->max_abs, bound(manifest->max_abs, difference),
+                    cosine_text(stage->min_cosine, found), bound(manifest->min_cosine, cosine), f->first);
 }
 
 static tfx_status compare_case(const tfx_check *check, const tfx_case *each, const tfx_outputs *found,
@@ -184,8 +201,23 @@ static tfx_status run_case(const tfx_check *check, size_t index, failures *f, tf
     return status;
 }
 
+/* An output that was not recorded could be anything. */
+static tfx_status check_recorded(const tfx_check *check, tfx_error *error) {
+    const tfx_manifest *manifest = &check->encoder->bundle.manifest;
+    for (size_t i = 0; i < check->golden.count; i++) {
+        for (size_t j = 0; j < manifest->output_count; j++) {
+            if (tfx_golden_output(&check->golden, i, manifest->outputs[j].name) == NULL) {
+                return tfx_fail(error, TFX_CHECK, "golden: case %s does not record %s", check->golden.cases[i].id,
+                                manifest->outputs[j].name);
+            }
+        }
+    }
+    return TFX_OK;
+}
+
 tfx_status tfx_check_outputs(tfx_check *check, tfx_error *error) {
     failures f = {0, ""};
+    TFX_TRY(check_recorded(check, error));
     for (size_t i = 0; i < check->golden.count; i++) {
         TFX_TRY(run_case(check, i, &f, error));
     }
@@ -237,18 +269,23 @@ static tfx_status compare_text(const tfx_check *check, const tfx_case *each, siz
     const tfx_manifest *manifest = &check->encoder->bundle.manifest;
     tfx_comparison worst = {0, 1, false, ""};
     const size_t failed = f->failed;
+    size_t compared = 0;
     for (size_t i = 0; i < result->count; i++) {
         const tfx_tensor *actual = &result->items[i];
         const tfx_spec *spec = tfx_manifest_output(manifest, actual->name);
         const tfx_tensor *expected = tfx_outputs_find(recorded, actual->name);
         tfx_tensor wanted;
-        if (spec == NULL || expected == NULL || !tfx_has_axis(spec, 0, "batch")) {
-            continue; /* not recorded, or not a text's own */
+        if (spec == NULL || expected == NULL) {
+            return tfx_fail(error, TFX_CHECK, "golden: case %s does not record %s", each->id, actual->name);
+        }
+        if (!tfx_has_axis(spec, 0, "batch")) {
+            continue; /* not a text's own */
         }
         const size_t length = actual->rank > 0 ? (size_t)actual->shape[0] : 0;
         TFX_TRY(tfx_copy_row(spec, expected, row, length, &wanted, error));
         const tfx_comparison comparison = tfx_compare_row(spec, actual, &wanted);
         tfx_tensor_free(&wanted);
+        compared++;
         worst.max_abs = tfx_worse_difference(worst.max_abs, comparison.max_abs);
         worst.min_cosine = tfx_worse_cosine(worst.min_cosine, comparison.min_cosine);
         if (f->failed == failed && !tfx_allows(manifest, &comparison)) {
@@ -256,6 +293,10 @@ static tfx_status compare_text(const tfx_check *check, const tfx_case *each, siz
             snprintf(where, sizeof where, "text %zu of %.60s (\"%.40s\")", row, each->id, each->texts[row]);
             fail_at(f, actual->name, where, &comparison);
         }
+    }
+    if (compared == 0) {
+        return tfx_fail(error, TFX_CHECK, "text %zu of %s (\"%.40s\"): nothing to compare", row, each->id,
+                        each->texts[row]);
     }
     tfx_check_note(check, &worst);
     return TFX_OK;
@@ -289,6 +330,10 @@ static tfx_status check_texts(const tfx_check *check, const char **texts, size_t
     check->report->batch_variance = 0;
     for (size_t i = 0; i < count; i++) {
         TFX_TRY(vary(check, texts[i], &results[i], error));
+    }
+    if (!isfinite(check->report->batch_variance)) {
+        return tfx_fail(error, TFX_CHECK,
+                        "a text's values alone and beside others: their difference is NaN or infinity");
     }
     return TFX_OK;
 }

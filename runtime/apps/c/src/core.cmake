@@ -53,6 +53,7 @@ add_library(tfx STATIC
   ${CMAKE_CURRENT_LIST_DIR}/library.c
   ${CMAKE_CURRENT_LIST_DIR}/lists.c
   ${CMAKE_CURRENT_LIST_DIR}/manifest.c
+  ${CMAKE_CURRENT_LIST_DIR}/manifest_rest.c
   ${CMAKE_CURRENT_LIST_DIR}/maps.c
   ${CMAKE_CURRENT_LIST_DIR}/parity.c
   ${CMAKE_CURRENT_LIST_DIR}/print.c

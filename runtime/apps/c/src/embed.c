@@ -36,20 +36,47 @@ static tfx_status take_vectors(void *target, const tfx_outputs *outputs, const t
     return TFX_OK;
 }
 
-tfx_status tfx_embed(tfx_encoder *encoder, const char *const *texts, size_t count, tfx_tensor *vectors,
-                     tfx_error *error) {
-    memset(vectors, 0, sizeof *vectors);
+static tfx_status want_pooling(const tfx_encoder *encoder, tfx_error *error) {
     if (encoder->pooled == NULL) {
         return tfx_fail(error, TFX_INPUT,
                         "%s: has no pooling, so a text has no one vector; take its raw outputs (--raw, tfx_run_texts), "
                         "or export it with --pooling mean",
                         encoder->bundle.folder);
     }
+    return TFX_OK;
+}
+
+/* Callers may have made the tokens of something else than a text. */
+static tfx_status check_tokens(const tfx_tokens *tokens, size_t count, tfx_error *error) {
+    if (count == 0) {
+        return tfx_fail(error, TFX_INPUT, "tokens: found an empty list, wanted those of at least one text");
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (tokens[i].count == 0 || tokens[i].ids == NULL || tokens[i].types == NULL) {
+            return tfx_fail(error, TFX_INPUT, "tokens[%zu]: found none, wanted ids and types", i);
+        }
+    }
+    return TFX_OK;
+}
+
+tfx_status tfx_embed(tfx_encoder *encoder, const char *const *texts, size_t count, tfx_tensor *vectors,
+                     tfx_error *error) {
+    memset(vectors, 0, sizeof *vectors);
+    TFX_TRY(want_pooling(encoder, error));
     tfx_tokens *tokens;
     TFX_TRY(tfx_tokenize_all(encoder, texts, count, &tokens, error));
+    const tfx_status status = tfx_embed_tokens(encoder, tokens, count, vectors, error);
+    tfx_tokens_free_all(tokens, count);
+    return status;
+}
+
+tfx_status tfx_embed_tokens(tfx_encoder *encoder, const tfx_tokens *tokens, size_t count, tfx_tensor *vectors,
+                            tfx_error *error) {
+    memset(vectors, 0, sizeof *vectors);
+    TFX_TRY(want_pooling(encoder, error));
+    TFX_TRY(check_tokens(tokens, count, error));
     vectors_of all = {vectors, count};
     const tfx_status status = tfx_run_batches(encoder, tokens, count, &encoder->pooled, 1, take_vectors, &all, error);
-    tfx_tokens_free_all(tokens, count);
     if (status != TFX_OK) {
         tfx_tensor_free(vectors);
     }
@@ -107,10 +134,20 @@ tfx_status tfx_run_texts(tfx_encoder *encoder, const char *const *texts, size_t 
     }
     tfx_tokens *tokens;
     TFX_TRY(tfx_tokenize_all(encoder, texts, count, &tokens, error));
+    const tfx_status status = tfx_run_tokens(encoder, tokens, count, results, error);
+    tfx_tokens_free_all(tokens, count);
+    return status;
+}
+
+tfx_status tfx_run_tokens(tfx_encoder *encoder, const tfx_tokens *tokens, size_t count, tfx_outputs *results,
+                          tfx_error *error) {
+    for (size_t i = 0; i < count; i++) {
+        memset(&results[i], 0, sizeof results[i]);
+    }
+    TFX_TRY(check_tokens(tokens, count, error));
     results_of all = {encoder, results};
     const tfx_status status = tfx_run_batches(encoder, tokens, count, encoder->all_outputs,
                                               encoder->bundle.manifest.output_count, take_results, &all, error);
-    tfx_tokens_free_all(tokens, count);
     for (size_t i = 0; status != TFX_OK && i < count; i++) {
         tfx_outputs_free(&results[i]);
     }

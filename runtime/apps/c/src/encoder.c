@@ -101,6 +101,14 @@ tfx_status tfx_encoder_new(tfx_bundle *bundle, const tfx_library *library, int t
     return status;
 }
 
+tfx_status tfx_options_check(const tfx_options *options, tfx_error *error) {
+    if (options != NULL && options->threads < 0) {
+        return tfx_fail(error, TFX_INPUT, "threads: found %d, wanted at least 1, or 0 for the default",
+                        options->threads);
+    }
+    return TFX_OK;
+}
+
 tfx_status tfx_open(const char *folder, const tfx_options *options, tfx_encoder **encoder, tfx_error *error) {
     static const tfx_options defaults = {NULL, 0};
     const tfx_options *chosen = options == NULL ? &defaults : options;
@@ -108,10 +116,7 @@ tfx_status tfx_open(const char *folder, const tfx_options *options, tfx_encoder 
     tfx_library library;
     size_t checked;
     *encoder = NULL;
-    if (chosen->threads < 0) {
-        return tfx_fail(error, TFX_INPUT, "threads: found %d, wanted at least 1, or 0 for the default",
-                        chosen->threads);
-    }
+    TFX_TRY(tfx_options_check(chosen, error));
     TFX_TRY(tfx_bundle_open(folder, &bundle, error));
     tfx_status status = tfx_bundle_check(&bundle, &checked, error);
     if (status == TFX_OK) {

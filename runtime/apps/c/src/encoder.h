@@ -20,6 +20,9 @@ struct tfx_encoder {
     tfx_info info;
 };
 
+/* Check options, which may be NULL. */
+tfx_status tfx_options_check(const tfx_options *options, tfx_error *error);
+
 /*
  * Load what a bundle holds, whose files are checked already.
  *

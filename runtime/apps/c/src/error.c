@@ -6,8 +6,7 @@
 
 #include "file.h"
 
-/* Make the line printable: valid UTF-8 even where it was cut inside a character, and no control characters. */
-static void clean(char *message) {
+void tfx_clean(char *message) {
     const size_t length = strlen(message);
     for (size_t place = 0; (place += tfx_utf8_check(message + place, length - place)) < length;) {
         message[place] = '?';
@@ -28,7 +27,7 @@ tfx_status tfx_fail(tfx_error *error, tfx_status status, const char *format, ...
             message[0] = '\0';
         }
         va_end(arguments);
-        clean(message);
+        tfx_clean(message);
         memcpy(error->message, message, sizeof message);
     }
     return status;

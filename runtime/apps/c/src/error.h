@@ -16,6 +16,9 @@
  */
 tfx_status tfx_fail(tfx_error *error, tfx_status status, const char *format, ...) TFX_PRINTF(3, 4);
 
+/* Make a line printable: valid UTF-8 even where it was cut inside a character, and no control characters. */
+void tfx_clean(char *message);
+
 /* The one failure for memory that ran out: TFX_MACHINE, "out of memory". */
 tfx_status tfx_no_memory(tfx_error *error);
 

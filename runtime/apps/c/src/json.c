@@ -72,6 +72,21 @@ tfx_status tfx_json_wrong(const cJSON *found, const char *where, const char *wan
     return tfx_fail(error, TFX_INPUT, "%s: found %s, wanted %s", where, kind, wanted);
 }
 
+tfx_status tfx_json_only(const cJSON *owner, const char *const *keys, size_t count, const char *where,
+                         tfx_error *error) {
+    const cJSON *member;
+    cJSON_ArrayForEach(member, owner) {
+        size_t i = 0;
+        while (i < count && strcmp(keys[i], member->string) != 0) {
+            i++;
+        }
+        if (i == count) {
+            return tfx_fail(error, TFX_INPUT, "%s: found the unknown key \"%.80s\"", where, member->string);
+        }
+    }
+    return TFX_OK;
+}
+
 const char *tfx_json_path(char buffer[TFX_WHERE], const char *where, const char *key) {
     snprintf(buffer, TFX_WHERE, "%.150s%s%.90s", where, strchr(where, ' ') == NULL ? ": " : ".", key);
     return buffer;

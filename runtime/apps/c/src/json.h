@@ -27,6 +27,10 @@ const cJSON *tfx_json_given(const cJSON *owner, const char *key);
 /* Write the path of a member, "tfx.json: model.file" of "tfx.json: model" and "file", and return `buffer`. */
 const char *tfx_json_path(char buffer[TFX_WHERE], const char *where, const char *key);
 
+/* Refuse members that are not among `keys`: a typing mistake must not be read as an option that is not there. */
+tfx_status tfx_json_only(const cJSON *owner, const char *const *keys, size_t count, const char *where,
+                         tfx_error *error);
+
 /* The error "where: found ..., wanted ..."; `found` NULL says "missing". */
 tfx_status tfx_json_wrong(const cJSON *found, const char *where, const char *wanted, tfx_error *error);
 

@@ -3,6 +3,7 @@
 #include "library.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,10 +18,13 @@ static const char *const DEFAULTS[] = {"libonnxruntime.so.1", "libonnxruntime.so
 
 typedef const OrtApiBase *(*get_api_base)(void);
 
-/* Return the "20" of "1.20.1": onnxruntime counts its API by it. */
+/* Return the "20" of "1.20.1": onnxruntime counts its API by it. Of a later major release the library itself knows. */
 static long api_version(const char *version) {
-    const char *minor = strchr(version, '.');
-    return minor == NULL ? 0 : strtol(minor + 1, NULL, 10);
+    char *minor;
+    if (strtol(version, &minor, 10) > 1) {
+        return LONG_MAX;
+    }
+    return *minor == '.' ? strtol(minor + 1, NULL, 10) : 0;
 }
 
 /* Load the library that is wanted, else the first of the default names that there is. */
@@ -70,6 +74,11 @@ tfx_status tfx_library_open(const char *wanted, tfx_library *library, tfx_error 
     const long found = api_version(library->version);
     /* An older one is not even asked: it would print a message of its own. */
     library->api = found < TFX_ORT_API ? NULL : base->GetApi(TFX_ORT_API);
+    if (library->api == NULL && found == LONG_MAX) {
+        return tfx_fail(error, TFX_MACHINE,
+                        "onnxruntime: wanted API version %d, found onnxruntime %s without it in %s; " REMEDY,
+                        TFX_ORT_API, library->version, library->path);
+    }
     if (library->api == NULL) {
         return tfx_fail(error, TFX_MACHINE,
                         "onnxruntime: wanted API version %d or later, found %ld (onnxruntime %s) in %s; " REMEDY,

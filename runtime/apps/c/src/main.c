@@ -18,29 +18,30 @@
 
 /* ---- texts ---- */
 
-/* Say on stderr that a text was cut, and print its tokens where they are wanted. `number` counts from 0. */
-static tfx_status look_at_tokens(tfx_encoder *encoder, const char *text, size_t number, bool print, tfx_error *error) {
-    tfx_tokens tokens;
+/*
+ * Tokenize a text, say on stderr where it was cut, and print its tokens where they are wanted. `number` counts from 0.
+ */
+static tfx_status make_tokens(tfx_encoder *encoder, const char *text, size_t number, bool print, tfx_tokens *tokens,
+                              tfx_error *error) {
     tfx_error reason;
-    const tfx_status status = tfx_tokenize(encoder, text, &tokens, &reason);
+    const tfx_status status = tfx_tokenize(encoder, text, tokens, &reason);
     if (status != TFX_OK) {
         return tfx_fail(error, status, "texts[%zu]: %s", number, reason.message);
     }
-    if (tokens.dropped > 0) {
+    if (tokens->dropped > 0) {
         fprintf(stderr, "note: texts[%zu]: cut to %zu tokens, which is the most; %zu were left out\n", number,
-                tokens.count, tokens.dropped);
+                tokens->count, tokens->dropped);
     }
     if (print) {
-        tfx_print_tokens(stdout, &tokens);
+        tfx_print_tokens(stdout, tokens);
         fputc('\n', stdout);
     }
-    tfx_tokens_free(&tokens);
     return TFX_OK;
 }
 
-static tfx_status print_vectors(tfx_encoder *encoder, const char *const *texts, size_t count, tfx_error *error) {
+static tfx_status print_vectors(tfx_encoder *encoder, const tfx_tokens *tokens, size_t count, tfx_error *error) {
     tfx_tensor vectors;
-    TFX_TRY(tfx_embed(encoder, texts, count, &vectors, error));
+    TFX_TRY(tfx_embed_tokens(encoder, tokens, count, &vectors, error));
     const size_t width = (size_t)vectors.shape[1];
     for (size_t i = 0; i < count; i++) {
         const tfx_tensor vector = {vectors.name, TFX_FLOAT32, 1, {(int64_t)width}, (float *)vectors.data + i * width};
@@ -51,12 +52,12 @@ static tfx_status print_vectors(tfx_encoder *encoder, const char *const *texts, 
     return TFX_OK;
 }
 
-static tfx_status print_raw(tfx_encoder *encoder, const char *const *texts, size_t count, tfx_error *error) {
+static tfx_status print_raw(tfx_encoder *encoder, const tfx_tokens *tokens, size_t count, tfx_error *error) {
     tfx_outputs *results = calloc(count, sizeof *results);
     if (results == NULL) {
         return tfx_no_memory(error);
     }
-    const tfx_status status = tfx_run_texts(encoder, texts, count, results, error);
+    const tfx_status status = tfx_run_tokens(encoder, tokens, count, results, error);
     for (size_t i = 0; i < count && status == TFX_OK; i++) {
         tfx_print_outputs(stdout, &results[i]);
         fputc('\n', stdout);
@@ -69,13 +70,21 @@ static tfx_status print_raw(tfx_encoder *encoder, const char *const *texts, size
 /* Answer texts, of which the first has this number. */
 static tfx_status answer(tfx_encoder *encoder, tfx_mode chosen, const char *const *texts, size_t count, size_t first,
                          tfx_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        TFX_TRY(look_at_tokens(encoder, texts[i], first + i, chosen == TFX_TOKENS, error));
+    tfx_tokens *tokens = calloc(count, sizeof *tokens);
+    tfx_status status = tokens == NULL ? tfx_no_memory(error) : TFX_OK;
+    for (size_t i = 0; i < count && status == TFX_OK; i++) {
+        status = make_tokens(encoder, texts[i], first + i, chosen == TFX_TOKENS, &tokens[i], error);
     }
-    if (chosen == TFX_VECTORS) {
-        return print_vectors(encoder, texts, count, error);
+    if (status == TFX_OK && chosen == TFX_VECTORS) {
+        status = print_vectors(encoder, tokens, count, error);
+    } else if (status == TFX_OK && chosen == TFX_RAW) {
+        status = print_raw(encoder, tokens, count, error);
     }
-    return chosen == TFX_RAW ? print_raw(encoder, texts, count, error) : TFX_OK;
+    for (size_t i = 0; tokens != NULL && i < count; i++) {
+        tfx_tokens_free(&tokens[i]);
+    }
+    free(tokens);
+    return status;
 }
 
 static tfx_status answer_line(tfx_encoder *encoder, const tfx_arguments *given, char *line, size_t length,
@@ -98,6 +107,16 @@ static tfx_status answer_line(tfx_encoder *encoder, const tfx_arguments *given, 
     return status;
 }
 
+/* Read a line; glibc's getline sets no error flag where memory runs out, so that it looks like the end. */
+static ssize_t read_line(char **line, size_t *room, tfx_status *status, tfx_error *error) {
+    errno = 0;
+    const ssize_t length = getline(line, room, stdin);
+    if (length < 0 && !feof(stdin)) {
+        *status = tfx_fail(error, errno == ENOMEM ? TFX_MACHINE : TFX_INPUT, "standard input: %s", strerror(errno));
+    }
+    return length;
+}
+
 /* Answer the standard input line by line. */
 static tfx_status answer_lines(tfx_encoder *encoder, const tfx_arguments *given, tfx_error *error) {
     char *line = NULL;
@@ -105,7 +124,7 @@ static tfx_status answer_lines(tfx_encoder *encoder, const tfx_arguments *given,
     size_t number = 0;
     ssize_t length;
     tfx_status status = TFX_OK;
-    while (status == TFX_OK && (length = getline(&line, &room, stdin)) >= 0) {
+    while (status == TFX_OK && (length = read_line(&line, &room, &status, error)) >= 0) {
         size_t end = (size_t)length;
         end -= end > 0 && line[end - 1] == '\n' ? 1 : 0;
         end -= end > 0 && line[end - 1] == '\r' ? 1 : 0;
@@ -114,9 +133,6 @@ static tfx_status answer_lines(tfx_encoder *encoder, const tfx_arguments *given,
         if (fflush(stdout) != 0) {
             break;
         }
-    }
-    if (status == TFX_OK && ferror(stdin)) {
-        status = tfx_fail(error, TFX_INPUT, "standard input: %s", strerror(errno));
     }
     free(line);
     return status;

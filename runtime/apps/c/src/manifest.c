@@ -7,6 +7,7 @@
 
 #include "file.h"
 #include "json.h"
+#include "manifest_rest.h"
 #include "tensor.h"
 
 #define LARGEST ((size_t)16 << 20) /* bytes of a tfx.json */
@@ -28,8 +29,8 @@ static bool is_bare(const char *name) {
     return true;
 }
 
-static tfx_status read_name(const cJSON *owner, const char *key, const char *where, const char **name,
-                            tfx_error *error) {
+tfx_status tfx_manifest_name(const cJSON *owner, const char *key, const char *where, const char **name,
+                             tfx_error *error) {
     TFX_TRY(tfx_json_text(owner, key, where, name, error));
     if (!is_bare(*name)) {
         char path[TFX_WHERE];
@@ -39,8 +40,8 @@ static tfx_status read_name(const cJSON *owner, const char *key, const char *whe
     return TFX_OK;
 }
 
-static tfx_status read_choice(const cJSON *owner, const char *key, const char *where, const char *const *options,
-                              size_t count, const char **value, tfx_error *error) {
+tfx_status tfx_manifest_choice(const cJSON *owner, const char *key, const char *where, const char *const *options,
+                               size_t count, const char **value, tfx_error *error) {
     TFX_TRY(tfx_json_text(owner, key, where, value, error));
     char wanted[160] = "one of";
     for (size_t i = 0; i < count; i++) {
@@ -74,14 +75,16 @@ static tfx_status read_shape(const cJSON *entry, const char *where, tfx_spec *sp
 }
 
 static tfx_status read_spec(const cJSON *entry, const char *where, bool output, tfx_spec *spec, tfx_error *error) {
+    static const char *const KEYS[] = {"name", "dtype", "shape", "role", "limit"};
     const char *dtype;
+    TFX_TRY(tfx_json_only(entry, KEYS, output ? 3 : 5, where, error));
     TFX_TRY(tfx_json_text(entry, "name", where, &spec->name, error));
     TFX_TRY(tfx_json_text(entry, "dtype", where, &dtype, error));
     spec->dtype = tfx_dtype_of(dtype);
     TFX_TRY(read_shape(entry, where, spec, error));
     spec->role = "output";
     if (!output) {
-        TFX_TRY(read_choice(entry, "role", where, ROLES, sizeof ROLES / sizeof ROLES[0], &spec->role, error));
+        TFX_TRY(tfx_manifest_choice(entry, "role", where, ROLES, sizeof ROLES / sizeof ROLES[0], &spec->role, error));
         TFX_TRY(tfx_json_optional(entry, "limit", where, 1, 0, &spec->limit, error));
     }
     const bool ignores = strcmp(spec->role, "padding_mask") == 0; /* of floats it would be added to the scores */
@@ -99,6 +102,10 @@ static tfx_status read_specs(const cJSON *top, const char *key, bool output, tfx
     const int length = cJSON_GetArraySize(list);
     if (length < 1) {
         return tfx_fail(error, TFX_INPUT, "%s: %s: found none, wanted at least one", TFX_MANIFEST_NAME, key);
+    }
+    if (length > TFX_MOST_TENSORS) {
+        return tfx_fail(error, TFX_INPUT, "%s: %s: found %d, wanted at most %d", TFX_MANIFEST_NAME, key, length,
+                        TFX_MOST_TENSORS);
     }
     *specs = calloc((size_t)length, sizeof **specs);
     if (*specs == NULL) {
@@ -138,6 +145,10 @@ static tfx_status read_files(const cJSON *top, tfx_manifest *manifest, tfx_error
     const cJSON *files;
     TFX_TRY(tfx_json_object(top, "files", TFX_MANIFEST_NAME, &files, error));
     const int length = cJSON_GetArraySize(files);
+    if (length > TFX_MOST_FILES) {
+        return tfx_fail(error, TFX_INPUT, "%s: files: found %d, wanted at most %d", TFX_MANIFEST_NAME, length,
+                        TFX_MOST_FILES);
+    }
     manifest->files = calloc(length > 0 ? (size_t)length : 1, sizeof *manifest->files);
     if (manifest->files == NULL) {
         return tfx_no_memory(error);
@@ -179,7 +190,7 @@ static tfx_status read_optional(const cJSON *top, tfx_manifest *manifest, tfx_er
     if (tfx_json_given(top, "tokenizer") != NULL) {
         const char *where = TFX_MANIFEST_NAME ": tokenizer";
         TFX_TRY(tfx_json_object(top, "tokenizer", TFX_MANIFEST_NAME, &entry, error));
-        TFX_TRY(read_name(entry, "file", where, &manifest->tokenizer, error));
+        TFX_TRY(tfx_manifest_name(entry, "file", where, &manifest->tokenizer, error));
         TFX_TRY(tfx_json_optional(entry, "max_length", where, 1, -1, &manifest->tokenizer_max_length, error));
     }
     if (tfx_json_given(top, "quantization") != NULL) {
@@ -234,14 +245,18 @@ static tfx_status read_all(tfx_manifest *manifest, tfx_error *error) {
     TFX_TRY(tfx_json_integer(top, "pad_id", where, 0, &manifest->pad_id, error));
     TFX_TRY(tfx_json_text(top, "target", where, &manifest->target, error));
     TFX_TRY(tfx_json_text(top, "precision", where, &manifest->precision, error));
-    TFX_TRY(read_choice(top, "layout", where, LAYOUTS, sizeof LAYOUTS / sizeof LAYOUTS[0], &manifest->layout, error));
+    TFX_TRY(tfx_manifest_choice(top, "layout", where, LAYOUTS, sizeof LAYOUTS / sizeof LAYOUTS[0], &manifest->layout,
+                                error));
     TFX_TRY(tfx_json_object(top, "model", where, &model, error));
-    TFX_TRY(read_name(model, "file", TFX_MANIFEST_NAME ": model", &manifest->model, error));
+    TFX_TRY(tfx_manifest_name(model, "file", TFX_MANIFEST_NAME ": model", &manifest->model, error));
+    TFX_TRY(tfx_json_integer(model, "opset", TFX_MANIFEST_NAME ": model", 1, &manifest->opset, error));
+    TFX_TRY(tfx_json_integer(model, "ir_version", TFX_MANIFEST_NAME ": model", 1, &manifest->ir_version, error));
     TFX_TRY(read_tolerance(top, manifest, error));
     TFX_TRY(read_files(top, manifest, error));
     TFX_TRY(read_optional(top, manifest, error));
     TFX_TRY(check_listed(manifest, manifest->model, error));
-    return check_listed(manifest, manifest->tokenizer, error);
+    TFX_TRY(check_listed(manifest, manifest->tokenizer, error));
+    return tfx_manifest_check_rest(manifest, error);
 }
 
 tfx_status tfx_manifest_read(const char *path, tfx_manifest *manifest, tfx_error *error) {

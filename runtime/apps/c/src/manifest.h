@@ -1,4 +1,4 @@
-/* tfx.json: the fields that this code needs, checked. */
+/* tfx.json: all fields checked, those that this code needs kept. */
 #ifndef TFX_MANIFEST_H
 #define TFX_MANIFEST_H
 
@@ -6,6 +6,8 @@
 
 #define TFX_MANIFEST_NAME "tfx.json"
 #define TFX_MANIFEST_FORMAT 1
+#define TFX_MOST_TENSORS 256
+#define TFX_MOST_FILES 1000
 
 struct cJSON;
 
@@ -31,7 +33,9 @@ typedef struct tfx_manifest {
     const char *precision;
     const char *layout;
     const char *model; /* file */
-    double max_abs;    /* tolerance; NaN allows any */
+    int64_t opset;
+    int64_t ir_version;
+    double max_abs; /* tolerance; NaN allows any */
     double min_cosine;
     double min_token_cosine; /* NaN: min_cosine */
     double batch_variance;   /* promised, NaN where nothing is */
@@ -46,8 +50,9 @@ typedef struct tfx_manifest {
  *
  * path: the file.
  *
- * TFX_INPUT: no file, no JSON, a newer format, or a field that is missing or wrong; the message names it. TFX_MACHINE:
- * no memory. `manifest` is empty then.
+ * TFX_INPUT: no file, no JSON, a newer format, or a field that is missing, unknown or wrong, whether it is needed here
+ * or not; the message names it. More than TFX_MOST_TENSORS inputs or outputs or TFX_MOST_FILES files. TFX_MACHINE: no
+ * memory. `manifest` is empty then.
  */
 tfx_status tfx_manifest_read(const char *path, tfx_manifest *manifest, tfx_error *error);
 

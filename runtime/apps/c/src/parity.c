@@ -45,7 +45,7 @@ static void add(judge *j, double a, double b) {
     see(&j->expected, b);
     j->count++;
     j->length++;
-    j->max_abs = difference > j->max_abs ? difference : j->max_abs;
+    j->max_abs = tfx_worse_difference(j->max_abs, difference);
     j->dot += a * b;
     j->actual_squares += a * a;
     j->expected_squares += b * b;
@@ -58,7 +58,7 @@ static void end_vector(judge *j) {
         const double norms = sqrt(j->actual_squares) * sqrt(j->expected_squares);
         double cosine = j->equal ? 1 : j->dot / (norms == 0 ? 1 : norms);
         cosine = cosine > 1 ? 1 : cosine < -1 ? -1 : cosine;
-        j->min_cosine = cosine < j->min_cosine ? cosine : j->min_cosine;
+        j->min_cosine = tfx_worse_cosine(j->min_cosine, cosine); /* keeps NaN, of values too large to be squared */
     }
     begin_vector(j);
 }

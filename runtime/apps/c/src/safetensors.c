@@ -12,6 +12,7 @@
 
 #include "file.h"
 #include "json.h"
+#include "maps.h"
 #include "tensor.h"
 
 #define LARGEST_FILE ((int64_t)2 << 30)
@@ -78,6 +79,54 @@ static tfx_status read_item(const cJSON *entry, const char *path, int64_t data_b
     return TFX_OK;
 }
 
+static int by_place(const void *left, const void *right) {
+    const tfx_stored *a = left;
+    const tfx_stored *b = right;
+    if (a->offset != b->offset) {
+        return a->offset < b->offset ? -1 : 1;
+    }
+    return a->bytes < b->bytes ? -1 : a->bytes > b->bytes; /* an empty one before what begins where it lies */
+}
+
+/*
+ * Put the items in the order of their bytes and check that these cover the file, as the format wants: tensors that
+ * shared bytes could be many times larger than the file.
+ */
+static tfx_status check_places(tfx_safetensors *file, int64_t data_start, int64_t size, tfx_error *error) {
+    qsort(file->items, file->count, sizeof *file->items, by_place);
+    int64_t end = data_start;
+    for (size_t i = 0; i < file->count; i++) {
+        const tfx_stored *stored = &file->items[i];
+        if (stored->offset != end) {
+            return tfx_fail(error, TFX_INPUT,
+                            "%s: tensor %s begins at byte %lld, wanted %lld, where the one before ends", file->path,
+                            stored->name, (long long)(stored->offset - data_start), (long long)(end - data_start));
+        }
+        end += (int64_t)stored->bytes;
+    }
+    if (end != size) {
+        return tfx_fail(error, TFX_INPUT, "%s: found %lld bytes behind the last tensor, wanted none", file->path,
+                        (long long)(size - end));
+    }
+    return TFX_OK;
+}
+
+static tfx_status check_names(const tfx_safetensors *file, tfx_error *error) {
+    tfx_vocab names = {0};
+    uint32_t id;
+    tfx_status status = TFX_OK;
+    for (size_t i = 0; i < file->count && status == TFX_OK; i++) {
+        const char *name = file->items[i].name;
+        if (tfx_vocab_find(&names, name, strlen(name), &id)) {
+            status = tfx_fail(error, TFX_INPUT, "%s: tensor %s is there twice", file->path, name);
+        } else if (!tfx_vocab_put(&names, name, strlen(name), 0)) {
+            status = tfx_no_memory(error);
+        }
+    }
+    tfx_vocab_free(&names);
+    return status;
+}
+
 static tfx_status read_items(tfx_safetensors *file, int64_t data_start, int64_t size, tfx_error *error) {
     if (!cJSON_IsObject(file->header)) {
         return tfx_fail(error, TFX_INPUT, "%s: not a safetensors file: its header is no object", file->path);
@@ -97,7 +146,8 @@ static tfx_status read_items(tfx_safetensors *file, int64_t data_start, int64_t 
         stored->offset += data_start;
         file->count++;
     }
-    return TFX_OK;
+    TFX_TRY(check_places(file, data_start, size, error));
+    return check_names(file, error);
 }
 
 static tfx_status read_header(tfx_safetensors *file, tfx_error *error) {
@@ -136,6 +186,7 @@ tfx_status tfx_safetensors_open(const char *path, tfx_safetensors *file, tfx_err
     if (file->descriptor < 0) {
         return tfx_fail(error, TFX_INPUT, "%s: cannot be read: %s", path, strerror(errno));
     }
+    file->opened = true;
     file->path = tfx_copy_text(path);
     const tfx_status status = file->path == NULL ? tfx_no_memory(error) : read_header(file, error);
     if (status != TFX_OK) {
@@ -160,7 +211,7 @@ tfx_status tfx_safetensors_read(const tfx_safetensors *file, const tfx_stored *s
 }
 
 void tfx_safetensors_close(tfx_safetensors *file) {
-    if (file->path != NULL || file->descriptor > 0) {
+    if (file->opened) {
         close(file->descriptor);
     }
     free(file->path);

@@ -18,17 +18,19 @@ typedef struct tfx_stored {
 
 typedef struct tfx_safetensors {
     char *path;
+    bool opened;
     int descriptor;
     struct cJSON *header; /* owns the names */
-    tfx_stored *items;    /* in the file's order */
+    tfx_stored *items;    /* in the order of their bytes */
     size_t count;
 } tfx_safetensors;
 
 /*
  * Open a file and read its header.
  *
- * TFX_INPUT: no file, larger than 2 GiB, no safetensors file, or a tensor whose dtype, shape and place do not fit one
- * another and the file. TFX_MACHINE: no memory. `file` needs no release then.
+ * TFX_INPUT: no file, larger than 2 GiB, no safetensors file, a tensor whose dtype, shape and place do not fit one
+ * another and the file, a name that is there twice, or bytes that belong to no tensor or to several. TFX_MACHINE: no
+ * memory. `file` needs no release then.
  */
 tfx_status tfx_safetensors_open(const char *path, tfx_safetensors *file, tfx_error *error);
 

@@ -38,12 +38,61 @@ static bool mentions(const char *text, const char *part) {
     return false;
 }
 
+/*
+ * Copy a reason without the place in onnxruntime's source and the function there, which stand before some:
+ * "failed:/a/b.h:46 void ns::f(const T&) The reason".
+ */
+static void without_place(const char *reason, char *copy, size_t size) {
+    static const char *const SUFFIXES[] = {".h:", ".cc:", ".cpp:"};
+    const char *place = NULL;
+    for (size_t i = 0; i < sizeof SUFFIXES / sizeof SUFFIXES[0] && place == NULL; i++) {
+        place = strstr(reason, SUFFIXES[i]);
+        place = place == NULL ? NULL : place + strlen(SUFFIXES[i]);
+    }
+    const char *rest = place;
+    while (rest != NULL && isdigit((unsigned char)*rest)) {
+        rest++;
+    }
+    if (rest == NULL || rest == place || *rest != ' ') {
+        snprintf(copy, size, "%s", reason);
+        return;
+    }
+    const char *start = place;
+    while (start > reason && strchr(" :", start[-1]) == NULL) {
+        start--;
+    }
+    while (start > reason && start[-1] != ' ' && !(start[-1] == ':' && *start == '/')) {
+        start--; /* over the colon before the line's number, up to the path's beginning */
+    }
+    int depth = 0;
+    const char *end = rest;
+    for (; *end != '\0'; end++) { /* to the end of the parameters: a bracket that closes, with a space behind it */
+        depth += strchr("(<[{", *end) != NULL ? 1 : strchr(")>]}", *end) != NULL ? -1 : 0;
+        if (*end == ')' && depth == 0 && (end[1] == ' ' || end[1] == '\0')) {
+            end++;
+            break;
+        }
+    }
+    end = strncmp(end, " const ", 7) == 0 ? end + 6 : end;
+    if (strncmp(end, " [with ", 7) == 0 && strchr(end, ']') != NULL) {
+        end = strchr(end, ']') + 1;
+    }
+    snprintf(copy, size, "%.*s%s", (int)(start - reason), reason, *end == '\0' ? rest : end);
+}
+
+/* A model of a later IR version or opset than this onnxruntime knows. */
+static bool is_newer(const char *reason) {
+    return mentions(reason, "unsupported model ir version") ||
+           (mentions(reason, "opset") && mentions(reason, "is under development"));
+}
+
 /* Turn onnxruntime's status into ours and release it. */
 static tfx_status translate(const OrtApi *api, OrtStatus *status, const char *what, tfx_error *error) {
     if (status == NULL) {
         return TFX_OK;
     }
-    const char *reason = api->GetErrorMessage(status);
+    char reason[1024];
+    without_place(api->GetErrorMessage(status), reason, sizeof reason);
     tfx_status result;
     if (mentions(reason, "bad alloc") || mentions(reason, "bad_alloc") || mentions(reason, "failed to allocate") ||
         mentions(reason, "out of memory")) {
@@ -80,8 +129,22 @@ static tfx_status set_options(const OrtApi *api, OrtSessionOptions *options, con
     return TFX_OK;
 }
 
-static tfx_status load(tfx_session *session, const char *path, const tfx_manifest *manifest, int threads,
-                       tfx_error *error) {
+static tfx_status create(tfx_session *session, const char *version, const char *path, const tfx_manifest *manifest,
+                         const OrtSessionOptions *options, tfx_error *error) {
+    const OrtApi *api = session->api;
+    OrtStatus *status = api->CreateSession(session->env, path, options, &session->session);
+    if (status != NULL && is_newer(api->GetErrorMessage(status))) {
+        api->ReleaseStatus(status);
+        return tfx_fail(error, TFX_MACHINE,
+                        "%s: found IR version %lld and opset %lld, newer than onnxruntime %s reads; install a newer "
+                        "onnxruntime, or export with --target portable",
+                        path, (long long)manifest->ir_version, (long long)manifest->opset, version);
+    }
+    return translate(api, status, path, error);
+}
+
+static tfx_status load(tfx_session *session, const char *version, const char *path, const tfx_manifest *manifest,
+                       int threads, tfx_error *error) {
     const OrtApi *api = session->api;
     const char *what = path;
     OrtSessionOptions *options;
@@ -90,7 +153,7 @@ static tfx_status load(tfx_session *session, const char *path, const tfx_manifes
     ORT_TRY(api->CreateSessionOptions(&options));
     tfx_status status = set_options(api, options, manifest, threads, error);
     if (status == TFX_OK) {
-        status = translate(api, api->CreateSession(session->env, path, options, &session->session), path, error);
+        status = create(session, version, path, manifest, options, error);
     }
     api->ReleaseSessionOptions(options);
 #ifdef __GLIBC__
@@ -158,7 +221,7 @@ tfx_status tfx_session_open(const tfx_library *library, const char *path, const 
                             tfx_session *session, tfx_error *error) {
     memset(session, 0, sizeof *session);
     session->api = library->api;
-    tfx_status status = load(session, path, manifest, threads, error);
+    tfx_status status = load(session, library->version, path, manifest, threads, error);
     if (status == TFX_OK) {
         status = check_side(session, path, false, manifest->inputs, manifest->input_count, error);
     }
@@ -185,6 +248,10 @@ static tfx_status take(const OrtApi *api, OrtValue *value, const tfx_spec *spec,
     }
     api->ReleaseTensorTypeAndShapeInfo(info);
     ORT_TRY(status);
+    if (rank != spec->rank) { /* a graph need not say the rank of its outputs */
+        return tfx_fail(error, TFX_INPUT, "%s: found rank %zu, wanted %zu as in %s", spec->name, rank, spec->rank,
+                        TFX_MANIFEST_NAME);
+    }
     ORT_TRY(api->GetTensorMutableData(value, &data));
     TFX_TRY(tfx_tensor_new(tensor, spec->name, spec->dtype, rank, shape, error));
     const size_t bytes = tfx_tensor_size(tensor) * tfx_dtype_size(spec->dtype);

@@ -18,8 +18,8 @@ typedef struct tfx_session {
  *
  * threads: threads inside an operator, 0 for what the bundle was tuned to, else onnxruntime's choice.
  *
- * TFX_INPUT: onnxruntime refuses the model, or its inputs or outputs are others. TFX_MACHINE: an operator has no kernel
- * here, or no memory. `session` needs no release then.
+ * TFX_INPUT: onnxruntime refuses the model, or its inputs or outputs are others. TFX_MACHINE: the model is newer than
+ * this onnxruntime, an operator has no kernel here, or no memory. `session` needs no release then.
  */
 tfx_status tfx_session_open(const tfx_library *library, const char *path, const tfx_manifest *manifest, int threads,
                             tfx_session *session, tfx_error *error);

@@ -10,6 +10,7 @@
 #ifndef TFX_HPP
 #define TFX_HPP
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -238,16 +239,21 @@ public:
 
     /* One vector per text, in the order given. */
     std::vector<std::vector<float>> embed(const std::vector<std::string> &texts) const {
-        const std::vector<const char *> pointers = as_pointers(texts);
+        return embed_tokens(tokenize_all(texts));
+    }
+
+    /* The same for texts that tokenize() has taken already. */
+    std::vector<std::vector<float>> embed_tokens(const std::vector<Tokens> &tokens) const {
+        const std::vector<tfx_tokens> views = as_views(tokens);
         tfx_error error;
         tfx_tensor found = {};
-        check(tfx_embed(get(), pointers.data(), pointers.size(), &found, &error), error);
+        check(tfx_embed_tokens(get(), views.data(), views.size(), &found, &error), error);
         const std::unique_ptr<tfx_tensor, Free<tfx_tensor_free>> owner(&found);
         const auto *values = static_cast<const float *>(found.data);
         const auto width = static_cast<std::size_t>(found.shape[1]);
         std::vector<std::vector<float>> vectors;
-        vectors.reserve(texts.size());
-        for (std::size_t i = 0; i < texts.size(); i++) {
+        vectors.reserve(tokens.size());
+        for (std::size_t i = 0; i < tokens.size(); i++) {
             vectors.emplace_back(values + i * width, values + (i + 1) * width);
         }
         return vectors;
@@ -261,23 +267,26 @@ public:
 
     /* Every output of the model for each text, without the batch axis and cut to the text's own length. */
     std::vector<std::vector<Tensor>> run_texts(const std::vector<std::string> &texts) const {
-        const std::vector<const char *> pointers = as_pointers(texts);
+        return run_tokens(tokenize_all(texts));
+    }
+
+    /* The same for texts that tokenize() has taken already. */
+    std::vector<std::vector<Tensor>> run_tokens(const std::vector<Tokens> &tokens) const {
+        const std::vector<tfx_tokens> views = as_views(tokens);
         std::vector<std::shared_ptr<tfx_outputs>> owners; /* made first: nothing is lost when memory runs out */
-        owners.reserve(texts.size());
-        for (std::size_t i = 0; i < texts.size(); i++) {
+        owners.reserve(tokens.size());
+        for (std::size_t i = 0; i < tokens.size(); i++) {
             owners.push_back(new_outputs());
         }
-        std::vector<tfx_outputs> found(texts.size());
+        std::vector<tfx_outputs> found(tokens.size());
         tfx_error error;
-        const tfx_status status = tfx_run_texts(get(), pointers.data(), pointers.size(), found.data(), &error);
-        for (std::size_t i = 0; i < texts.size() && status == TFX_OK; i++) {
+        const tfx_status status = tfx_run_tokens(get(), views.data(), views.size(), found.data(), &error);
+        for (std::size_t i = 0; i < tokens.size() && status == TFX_OK; i++) {
             *owners[i] = found[i];
         }
         check(status, error);
-        std::vector<std::vector<Tensor>> outputs;
-        for (const std::shared_ptr<tfx_outputs> &owner : owners) {
-            outputs.push_back(to_tensors(owner));
-        }
+        std::vector<std::vector<Tensor>> outputs(owners.size());
+        std::transform(owners.begin(), owners.end(), outputs.begin(), to_tensors);
         return outputs;
     }
 
@@ -297,7 +306,9 @@ public:
     /* The tokens of one text, cut to the longest that tokenizer and model take. */
     Tokens tokenize(std::string_view text) const {
         const std::string copy(text);
-        check_whole(copy, "text");
+        if (copy.find('\0') != std::string::npos) { /* C ends a text there: the rest would be lost in silence */
+            throw Error(TFX_INPUT, "holds a NUL character");
+        }
         tfx_error error;
         tfx_tokens found = {};
         check(tfx_tokenize(get(), copy.c_str(), &found, &error), error);
@@ -345,21 +356,32 @@ private:
         return tensors;
     }
 
-    /* C ends a text at a NUL: what is behind it would be lost in silence. */
-    static void check_whole(const std::string &text, const std::string &name) {
-        if (text.find('\0') != std::string::npos) {
-            throw Error(TFX_INPUT, name + ": holds a NUL character");
+    /* As C sees tokens; nothing is written through the pointers. */
+    static std::vector<tfx_tokens> as_views(const std::vector<Tokens> &tokens) {
+        std::vector<tfx_tokens> views;
+        for (const Tokens &each : tokens) {
+            if (each.types.size() != each.ids.size()) {
+                throw Error(TFX_INPUT, "tokens: found " + std::to_string(each.types.size()) + " types, wanted " +
+                                           std::to_string(each.ids.size()) + ", as many as ids");
+            }
+            views.push_back({const_cast<std::int64_t *>(each.ids.data()), const_cast<std::int64_t *>(each.types.data()),
+                             each.ids.size(), each.dropped});
         }
+        return views;
     }
 
-    static std::vector<const char *> as_pointers(const std::vector<std::string> &texts) {
-        std::vector<const char *> pointers;
-        pointers.reserve(texts.size());
+    /* Tokenize texts; an error says which one it is about. */
+    std::vector<Tokens> tokenize_all(const std::vector<std::string> &texts) const {
+        std::vector<Tokens> tokens;
+        tokens.reserve(texts.size());
         for (std::size_t i = 0; i < texts.size(); i++) {
-            check_whole(texts[i], "texts[" + std::to_string(i) + "]");
-            pointers.push_back(texts[i].c_str());
+            try {
+                tokens.push_back(tokenize(texts[i]));
+            } catch (const Error &error) {
+                throw Error(error.status(), "texts[" + std::to_string(i) + "]: " + error.what());
+            }
         }
-        return pointers;
+        return tokens;
     }
 
     tfx_encoder *get() const {

@@ -75,8 +75,8 @@ void end_line() {
     std::fputc('\n', stdout);
 }
 
-/* Say on stderr that a text was cut, and print its tokens where they are wanted. */
-void look_at_tokens(const tfx::Encoder &encoder, const std::string &text, std::size_t number, bool print) {
+/* Tokenize a text, say on stderr where it was cut, and print its tokens where they are wanted. */
+tfx::Tokens make_tokens(const tfx::Encoder &encoder, const std::string &text, std::size_t number, bool print) {
     try {
         tfx::Tokens tokens = encoder.tokenize(text);
         if (tokens.dropped > 0) {
@@ -88,6 +88,7 @@ void look_at_tokens(const tfx::Encoder &encoder, const std::string &text, std::s
             tfx_print_tokens(stdout, &view);
             end_line();
         }
+        return tokens;
     } catch (const tfx::Error &error) {
         throw about(number, error);
     }
@@ -105,17 +106,18 @@ void print_raw(const std::vector<tfx::Tensor> &outputs) {
 
 /* Answer texts, of which the first has this number. */
 void answer(const tfx::Encoder &encoder, tfx_mode mode, const std::vector<std::string> &texts, std::size_t first) {
+    std::vector<tfx::Tokens> tokens;
     for (std::size_t i = 0; i < texts.size(); i++) {
-        look_at_tokens(encoder, texts[i], first + i, mode == TFX_TOKENS);
+        tokens.push_back(make_tokens(encoder, texts[i], first + i, mode == TFX_TOKENS));
     }
     if (mode == TFX_VECTORS) {
-        for (const std::vector<float> &vector : encoder.embed(texts)) {
+        for (const std::vector<float> &vector : encoder.embed_tokens(tokens)) {
             const tfx::Tensor tensor("vector", {static_cast<std::int64_t>(vector.size())}, vector);
             tfx_print_tensor(stdout, &tensor.view());
             end_line();
         }
     } else if (mode == TFX_RAW) {
-        for (const std::vector<tfx::Tensor> &outputs : encoder.run_texts(texts)) {
+        for (const std::vector<tfx::Tensor> &outputs : encoder.run_tokens(tokens)) {
             print_raw(outputs);
         }
     }
@@ -124,7 +126,8 @@ void answer(const tfx::Encoder &encoder, tfx_mode mode, const std::vector<std::s
 /* Answer the standard input line by line. */
 void answer_lines(const tfx::Encoder &encoder, const Arguments &given) {
     std::string line;
-    for (std::size_t number = 0; std::getline(std::cin, line); number++) {
+    errno = 0;
+    for (std::size_t number = 0; std::getline(std::cin, line); number++, errno = 0) {
         const std::string name = "texts[" + std::to_string(number) + "]";
         if (!line.empty() && line.back() == '\r') {
             line.pop_back();
@@ -135,7 +138,9 @@ void answer_lines(const tfx::Encoder &encoder, const Arguments &given) {
         }
     }
     if (std::cin.bad()) {
-        throw tfx::Error(TFX_INPUT, std::string("standard input: ") + std::strerror(errno));
+        /* A stream says no more of memory that ran out than of a disk that failed. */
+        throw tfx::Error(errno == ENOMEM ? TFX_MACHINE : TFX_INPUT,
+                         std::string("standard input: ") + std::strerror(errno));
     }
 }
 
