@@ -342,6 +342,68 @@ def test_a_golden_is_read_as_python_reads_it(app: Program, tiny: Callable[..., P
                 )
 
 
+def test_a_golden_of_another_bundle_or_with_odd_names_is_refused(app: Program, tmp_path: Path):
+    ids = {"name": "ids", "dtype": "int64", "shape": ["batch", "sequence"], "role": "token_ids", "limit": None}
+    out = {"name": "__proto__", "dtype": "float32", "shape": ["batch", 2]}
+    manifest = {"inputs": [ids, {**ids, "name": "more"}], "outputs": [out]}
+
+    def golden(batch: int = 1, odd: str = "I64", **shapes: list[int]) -> str:
+        header: dict[str, Any] = {
+            "__metadata__": {"cases": json.dumps([{"id": "a", "batch": batch, "sequence": 2, "pattern": "full"}])}
+        }
+        end = 0
+        for name, shape in (
+            {"inputs/ids": [1, 2], "inputs/more": [1, 2], "outputs/__proto__": [1, 2]} | shapes
+        ).items():
+            kind, size = ("F32", 4) if name.startswith("outputs") else (odd, 8)
+            start, end = end, end + size * int(np.prod(shape))
+            header[f"a/{name}"] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.safetensors"
+        path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+        return str(path)
+
+    paths = [
+        golden(),
+        golden(batch=2),
+        golden(**{"inputs/more": [1, 3]}),
+        golden(**{"inputs/ids": [2]}),
+        golden(**{"inputs/z": [1, 2]}),
+        golden(**{"outputs/z": [1, 2]}),
+        golden(odd="constructor"),
+    ]
+    code = """
+    const read = (path) => Object.keys(readGolden(fs.readFileSync(path), input.manifest)[0].outputs);
+    const found = [];
+    for (const path of input.paths) found.push(await attempt(() => read(path)));
+    answer(found);
+    """
+    sound, *wrong = evaluate(app, GOLDEN + code, {"manifest": manifest, "paths": paths})
+    assert sound == {"value": ["__proto__"]}
+    for found, words in zip(
+        wrong,
+        (
+            "case a: ids: found shape (1, 2), wanted (2, sequence)",
+            "case a: more: found shape (1, 3), wanted (1, 2)",
+            "case a: ids: found shape (2), wanted (1, sequence)",
+            "case a records z, which is no input of the bundle",
+            "case a records z, which is no output of the bundle",
+            'found "constructor"',
+        ),
+        strict=True,
+    ):
+        assert found["code"] == 2 and words in found["error"], found
+
+
+def test_a_very_large_batch_is_padded(app: Program):
+    code = """
+    import { pad } from "@/core/feeds.mjs";
+    const inputs = [{ name: "ids", dtype: "int64", role: "token_ids" }];
+    answer(pad(new Array(300_000).fill({ ids: [1, 2], types: [0, 0] }), { inputs, pad_id: 0 }).ids.shape);
+    """
+    assert evaluate(app, code) == [300_000, 2]
+
+
 def test_damaged_goldens_are_errors_and_nothing_worse(app: Program, tiny: Callable[..., Path]):
     content = (tiny() / "golden.safetensors").read_bytes()
     size = struct.unpack("<Q", content[:8])[0]

@@ -143,6 +143,15 @@ def test_without_pooling_every_output_is_compared_and_raw_is_asked_for(app: Prog
         np.testing.assert_allclose(np.array(row["last_hidden_state"]), expected[:length], rtol=0, atol=1e-5)
 
 
+def test_a_manifest_says_nothing_to_the_terminal(app: Program, sound: Path, tmp_path: Path):
+    words = "\x1b[31m\n{}"
+    bundle = planted(sound, tmp_path / "b", lambda folder: reseal(folder, precision=words), seal=False)
+    done = app.run("--self-check", bundle=bundle)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 6)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert app.self_check(bundle)[1]["precision"] == words
+
+
 def test_a_bundle_without_tokenizer_takes_arrays(app: Program, tiny: Callable[..., Path]):
     bundle = tiny(tokenizer=None)
     code, report = app.self_check(bundle)
@@ -187,6 +196,50 @@ def test_the_library_is_used_from_another_folder(app: Program, sound: Path):
     assert found["EXIT"] == {"done": 0, "check": 1, "input": 2, "machine": 3}
     assert found["gone"] == {"error": "the encoder was disposed of", "code": 2}
     assert found["max"] == 64
+
+
+def test_an_array_that_is_written_to_again_changes_no_call_that_waits(app: Program, sound: Path):
+    found = evaluate(
+        app,
+        OPEN
+        + """
+        const data = BigInt64Array.from([2n, 7n, 3n]);
+        const feeds = { input_ids: { data, shape: [1, 3] } };
+        const alone = await encoder.run(feeds, ["sentence_embedding"]);
+        const first = encoder.run(feeds, ["sentence_embedding"]);
+        const waits = encoder.run(feeds, ["sentence_embedding"]);
+        data[1] = 9n;
+        const other = await encoder.run(feeds, ["sentence_embedding"]);
+        answer([alone, await first, await waits, other].map((each) => each.sentence_embedding.data));
+        """,
+        {"bundle": str(sound)},
+    )
+    alone, first, waits, other = np.array(found)
+    np.testing.assert_array_equal(first, alone)
+    np.testing.assert_array_equal(waits, alone)
+    assert np.abs(other - alone).max() > 1e-3
+
+
+def test_outputs_that_are_asked_for_wrongly(app: Program, sound: Path):
+    found = evaluate(
+        app,
+        OPEN
+        + """
+        const feeds = { input_ids: [[2, 7, 3]] };
+        const found = [];
+        for (const outputs of ["sentence_embedding", [], ["nothing"], ["sentence_embedding", "sentence_embedding"]]) {
+          found.push(await attempt(async () => Object.keys(await encoder.run(feeds, outputs))));
+        }
+        await encoder.dispose();
+        found.push(await attempt(() => encoder.run({ input_ids: { data: [], shape: [0, 3] } })));
+        answer(found);
+        """,
+        {"bundle": str(sound)},
+    )
+    for each in found[:3]:
+        assert each["code"] == 2 and each["error"].startswith("outputs: found "), each
+    assert found[3] == {"value": ["sentence_embedding"]}
+    assert found[4] == {"error": "the encoder was disposed of", "code": 2}
 
 
 def test_calls_at_the_same_time(app: Program, sound: Path):

@@ -23,6 +23,7 @@ import { TextTokenizer } from "./text.mjs";
  * @property {string} [provider] cpu, wasm or webgpu
  * @property {number} [threads] inside an operator
  * @property {number} [cores] how many there are, for a tuned number of threads
+ * @property {boolean} [lenient] leave a tokenizer that cannot be opened for tokenize() to say, in place of throwing
  * @property {object} [sessionOptions] added to those of sessionOptions()
  * @property {(bundle: Bundle) => Promise<Load>} [load] says what to load; by default the model's checked bytes, with
  *   its external data beside, both forgotten by the bundle afterwards
@@ -30,6 +31,7 @@ import { TextTokenizer } from "./text.mjs";
  * @typedef {object} TextOptions
  * @property {number} [batchSize] texts in one call, 32 by default
  * @property {(done: number, total: number) => void} [onProgress] told after each call how many texts are done
+ * @property {(tokens: {count: number, cut: number}[]) => void} [onTokens] told once of all texts, before they run
  * @property {(text: number, cut: number) => void} [onCut] told of each text that is longer than the model takes, and
  *   how many tokens were cut off
  *
@@ -83,21 +85,30 @@ export class Encoder {
   #session;
   /** @type {TextTokenizer | null} */
   #tokenizer;
+  /** @type {TfxError | null} why there is no tokenizer although the bundle has one */
+  #problem;
   /** @type {Promise<any>} calls wait for each other: a session in a browser runs one at a time */
   #last = Promise.resolve();
 
   /**
    * Made by Encoder.open.
    *
-   * @param {{manifest: Manifest, provider: string, ort: any, session: any, tokenizer: TextTokenizer | null}} parts
+   * @param {{manifest: Manifest, provider: string, ort: any, session: any, tokenizer: TextTokenizer | null,
+   *   problem: TfxError | null}} parts
    */
-  constructor({ manifest, provider, ort, session, tokenizer }) {
+  constructor({ manifest, provider, ort, session, tokenizer, problem }) {
     this.manifest = manifest;
     this.provider = provider;
     this.runtime = runtimeName(ort);
     this.#ort = ort;
     this.#session = session;
     this.#tokenizer = tokenizer;
+    this.#problem = problem;
+  }
+
+  /** Why the bundle's tokenizer could not be opened; null where it could, or there is none. */
+  get tokenizerProblem() {
+    return this.#problem?.message ?? null;
   }
 
   /**
@@ -109,7 +120,14 @@ export class Encoder {
    */
   static async open({ ort, bundle, Tokenizer, provider = "cpu", threads, cores = 1, load = loadBytes, ...more }) {
     const { manifest } = bundle;
-    const tokenizer = Tokenizer === undefined ? null : await openTokenizer(bundle, Tokenizer);
+    let tokenizer = null;
+    let problem = null;
+    try {
+      if (Tokenizer !== undefined) tokenizer = await openTokenizer(bundle, Tokenizer);
+    } catch (error) {
+      if (!(more.lenient && error instanceof TfxError)) throw error;
+      problem = error;
+    }
     const options = { ...sessionOptions(manifest, { provider, threads, cores }), ...more.sessionOptions };
     const loaded = await load(bundle);
     let session;
@@ -121,7 +139,7 @@ export class Encoder {
       loaded.done?.();
     }
     checkGraph(session, manifest);
-    return new Encoder({ manifest, provider, ort, session, tokenizer });
+    return new Encoder({ manifest, provider, ort, session, tokenizer, problem });
   }
 
   /**
@@ -132,6 +150,7 @@ export class Encoder {
    */
   tokenize(texts) {
     const tokenizer = this.#tokenizer;
+    if (this.#problem !== null) throw this.#problem;
     if (tokenizer === null) throw new TfxError("this bundle has no tokenizer, so it takes arrays and no text");
     if (!Array.isArray(texts)) throw wrong("texts", texts, "an array of strings");
     if (texts.length === 0) throw new TfxError("texts: found an empty array, wanted at least one text");
@@ -187,9 +206,10 @@ export class Encoder {
    * @param {string[] | undefined} outputs
    * @param {(text: number, row: number, outputs: Record<string, Tensor>, length: number) => void} take
    */
-  async #batches(texts, { batchSize = 32, onProgress, onCut }, outputs, take) {
+  async #batches(texts, { batchSize = 32, onProgress, onTokens, onCut }, outputs, take) {
     if (!Number.isSafeInteger(batchSize) || batchSize < 1) throw wrong("batchSize", batchSize, "at least 1");
     const encodings = this.tokenize(texts);
+    onTokens?.(encodings.map(({ ids, cut }) => ({ count: ids.length, cut })));
     encodings.forEach(({ cut }, i) => cut > 0 && onCut?.(i, cut));
     const lengths = encodings.map(({ ids }) => ids.length);
     const order = Array.from(lengths.keys()).sort((one, other) => lengths[other] - lengths[one]);
@@ -212,13 +232,14 @@ export class Encoder {
    * @throws {TfxError} names the input, what was found and what was wanted
    */
   async run(feeds, outputs) {
+    if (this.#session === null) throw new TfxError("the encoder was disposed of");
     const specs = this.manifest.outputs;
     const known = specs.map((spec) => spec.name);
-    const names = outputs ?? known;
+    const names = [...new Set(Array.isArray(outputs ?? known) ? (outputs ?? known) : [])];
+    if (names.length === 0) throw wrong("outputs", outputs, `some of ${known.join(", ")}`);
     for (const name of names) if (!known.includes(name)) throw wrong("outputs", name, `only ${known.join(", ")}`);
     const { tensors, sizes } = checkFeeds(feeds, this.manifest);
     if (sizes.get("batch") === 0) return emptyOutputs(specs.filter((spec) => names.includes(spec.name)), sizes);
-    if (this.#session === null) throw new TfxError("the encoder was disposed of");
     const turn = this.#last.then(() => this.#run(tensors, names));
     this.#last = turn.catch(() => {});
     return turn;
@@ -232,7 +253,7 @@ export class Encoder {
     if (this.#session === null) throw new TfxError("the encoder was disposed of");
     const { Tensor } = this.#ort;
     /** @type {Record<string, any>} */
-    const feeds = {};
+    const feeds = Object.create(null); // inputs and outputs may have any name
     for (const [name, { dtype, data, shape }] of Object.entries(tensors)) feeds[name] = new Tensor(dtype, data, shape);
     let found;
     try {
@@ -240,15 +261,15 @@ export class Encoder {
     } catch (error) {
       throw runError(error);
     }
-    /** @type {Record<string, Tensor>} */
-    const results = {};
+    /** @type {[string, Tensor][]} */
+    const results = [];
     for (const name of names) {
       const { type: dtype, dims: shape } = found[name];
       const data = await found[name].getData(); // from a GPU where it is there
-      results[name] = { dtype, shape: Array.from(shape), data: dtype === "float16" ? halves(data) : data };
+      results.push([name, { dtype, shape: Array.from(shape), data: dtype === "float16" ? halves(data) : data }]);
       found[name].dispose();
     }
-    return results;
+    return Object.fromEntries(results);
   }
 
   /** Give the session's memory back, when the calls that run have ended. */
@@ -272,14 +293,13 @@ const halves = (data) => (data instanceof Uint16Array ? fromFloat16(data) : Floa
  * @param {Map<string, number>} sizes
  */
 function emptyOutputs(specs, sizes) {
-  /** @type {Record<string, Tensor>} */
-  const outputs = {};
-  for (const { name, dtype, shape: axes } of specs) {
-    const shape = axes.map((axis) => (typeof axis === "number" ? axis : (sizes.get(axis) ?? 0)));
-    const Kind = dtype === "float16" ? Float32Array : ARRAYS[dtype];
-    outputs[name] = { dtype, shape, data: new Kind(sizeOf(shape)) };
-  }
-  return outputs;
+  return Object.fromEntries(
+    specs.map(({ name, dtype, shape: axes }) => {
+      const shape = axes.map((axis) => (typeof axis === "number" ? axis : (sizes.get(axis) ?? 0)));
+      const Kind = dtype === "float16" ? Float32Array : ARRAYS[dtype];
+      return [name, { dtype, shape, data: new Kind(sizeOf(shape)) }];
+    }),
+  );
 }
 
 /**

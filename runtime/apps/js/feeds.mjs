@@ -36,18 +36,18 @@ export function checkFeeds(feeds, manifest) {
     if (!inputs.some((spec) => spec.name === name)) throw new TfxError(`feeds: found "${name}", wanted only ${names}`);
   }
   /** @type {Record<string, Dense>} */
-  const given = {};
+  const given = Object.create(null); // an input may have any name
   /** @type {Sizes} */
   const sizes = new Map();
   /** @type {Owners} */
   const owners = new Map();
   for (const spec of inputs) {
-    if (feeds[spec.name] === undefined) continue;
+    if (!Object.hasOwn(feeds, spec.name) || feeds[spec.name] === undefined) continue;
     given[spec.name] = dense(spec.name, feeds[spec.name]);
     checkShape(spec, given[spec.name].shape, sizes, owners);
   }
   /** @type {Record<string, Tensor>} */
-  const tensors = {};
+  const tensors = Object.create(null);
   for (const spec of inputs) {
     if (given[spec.name] === undefined) {
       tensors[spec.name] = standIn(spec, sizes);
@@ -91,7 +91,7 @@ function dense(name, value) {
     const wanted = `${sizeOf(shape)} for the shape (${shape.join(", ")})`;
     throw new TfxError(`${name}: found ${data.length} values, wanted ${wanted}`);
   }
-  return { shape, data };
+  return { shape: Array.from(shape), data };
 }
 
 /** @param {unknown} value */
@@ -202,7 +202,8 @@ const FILLS = new Map([["attention_mask", 1], ["padding_mask", 0], ["token_type_
 const elementOf = (dtype) => (isWide(dtype) ? BigInt : dtype === "float16" ? toFloat16 : Number);
 
 /**
- * Return the values in the wanted dtype if that loses nothing.
+ * Return a copy of the values in the wanted dtype if that loses nothing: a call that waits for its turn must not see
+ * what its caller writes into the array meanwhile.
  *
  * @param {TensorSpec} spec
  * @param {Dense} values
@@ -210,7 +211,7 @@ const elementOf = (dtype) => (isWide(dtype) ? BigInt : dtype === "float16" ? toF
  */
 function cast(spec, { shape, data }) {
   const { dtype } = spec;
-  if (data instanceof ARRAYS[dtype] && dtype !== "bool") return { dtype, shape, data };
+  if (data instanceof ARRAYS[dtype] && dtype !== "bool") return { dtype, shape, data: data.slice() };
   return { dtype, shape, data: isFloat(dtype) ? castFloats(spec, data) : castIntegers(spec, data) };
 }
 
@@ -301,9 +302,9 @@ function checkValues(spec, data) {
  * @throws {TfxError} the model has an input that tokens do not give
  */
 export function pad(encodings, { inputs, pad_id: padId }) {
-  const length = Math.max(...encodings.map((encoding) => encoding.ids.length));
+  const length = encodings.reduce((longest, { ids }) => Math.max(longest, ids.length), 0);
   const shape = [encodings.length, length];
-  /** @type {Record<string, (encoding: {ids: number[], types: number[]}, i: number) => number>} */
+  /** @type {Record<string, (encoding: {ids: number[], types: number[]}, i: number) => number>} by role */
   const values = {
     token_ids: (encoding, i) => encoding.ids[i] ?? padId,
     attention_mask: (encoding, i) => (i < encoding.ids.length ? 1 : 0),
@@ -312,7 +313,7 @@ export function pad(encodings, { inputs, pad_id: padId }) {
     position_ids: (_, i) => i,
   };
   /** @type {Record<string, Dense>} */
-  const feeds = {};
+  const feeds = Object.create(null);
   for (const spec of inputs) {
     const value = values[spec.role ?? ""];
     if (value === undefined) throw new TfxError(`${spec.name}: text gives no ${spec.role}; this bundle takes arrays`);

@@ -29,10 +29,12 @@ const DTYPES = {
 
 /**
  * @param {Uint8Array} bytes of golden.safetensors
+ * @param {import("./bundle.mjs").Manifest} [manifest] each case must record all of its inputs in their shapes, and no
+ *   other outputs than its; by default nothing is asked for
  * @returns {GoldenCase[]}
- * @throws {TfxError} the file is damaged; the message says what
+ * @throws {TfxError} the file is damaged, or not of such a bundle; the message says what
  */
-export function readGolden(bytes) {
+export function readGolden(bytes, manifest) {
   const { tensors, metadata } = readSafetensors(bytes, GOLDEN_NAME);
   const cases = caseList(metadata.cases);
   const byId = new Map(cases.map((each) => [each.id, each]));
@@ -45,12 +47,40 @@ export function readGolden(bytes) {
     }
     owner[kind][name] = tensor;
   }
-  for (const { id, inputs, outputs } of cases) {
-    if (Object.keys(inputs).length === 0 || Object.keys(outputs).length === 0) {
-      throw new TfxError(`${GOLDEN_NAME}: case ${id} has no inputs or no outputs`);
+  for (const golden of cases) {
+    if (Object.keys(golden.inputs).length === 0 || Object.keys(golden.outputs).length === 0) {
+      throw new TfxError(`${GOLDEN_NAME}: case ${golden.id} has no inputs or no outputs`);
     }
+    if (manifest !== undefined) checkCase(golden, manifest);
   }
   return cases;
+}
+
+/**
+ * Refuse a case whose tensors are not the bundle's, or not of so many rows as it says.
+ *
+ * @param {GoldenCase} golden
+ * @param {import("./bundle.mjs").Manifest} manifest
+ */
+function checkCase(golden, manifest) {
+  const where = `${GOLDEN_NAME}: case ${golden.id}`;
+  for (const kind of /** @type {const} */ (["inputs", "outputs"])) {
+    const known = new Set(manifest[kind].map((spec) => spec.name));
+    const unknown = Object.keys(golden[kind]).find((name) => !known.has(name));
+    if (unknown === undefined) continue;
+    throw new TfxError(`${where} records ${unknown}, which is no ${kind.slice(0, -1)} of the bundle`);
+  }
+  /** @type {Map<string | number, number>} */
+  const sizes = new Map([["batch", golden.batch]]);
+  for (const { name, shape: axes } of manifest.inputs) {
+    if (golden.inputs[name] === undefined) throw new TfxError(`${where} does not record ${name}`);
+    const { shape } = golden.inputs[name];
+    const wanted = axes.map((axis) => sizes.get(axis) ?? axis);
+    if (shape.length !== wanted.length || wanted.some((size, i) => typeof size === "number" && size !== shape[i])) {
+      throw new TfxError(`${where}: ${name}: found shape (${shape.join(", ")}), wanted (${wanted.join(", ")})`);
+    }
+    axes.forEach((axis, i) => typeof axis === "string" && sizes.set(axis, shape[i]));
+  }
 }
 
 /**
@@ -82,8 +112,8 @@ function caseList(listing) {
       sequence: integer(required(entry, "sequence", at), `${at}.sequence`, 1),
       pattern: text(required(entry, "pattern", at), `${at}.pattern`),
       texts,
-      inputs: {},
-      outputs: {},
+      inputs: Object.create(null), // a tensor may have any name
+      outputs: Object.create(null),
     };
   });
   if (cases.length < 1 || cases.length > MAX_CASES) {
@@ -140,7 +170,8 @@ export function readSafetensors(bytes, name) {
  */
 function checkEntry(value, where) {
   const entry = object(value, where);
-  const dtype = DTYPES[required(entry, "dtype", where)];
+  const code = required(entry, "dtype", where);
+  const dtype = Object.hasOwn(DTYPES, code) ? DTYPES[code] : undefined;
   if (dtype === undefined) throw wrong(`${where}.dtype`, entry.dtype, `one of ${Object.keys(DTYPES).join(", ")}`);
   const shape = array(required(entry, "shape", where), `${where}.shape`).map((axis, i) =>
     integer(axis, `${where}.shape[${i}]`),

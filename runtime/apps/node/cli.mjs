@@ -256,6 +256,6 @@ try {
 } catch (error) {
   const memory = error instanceof RangeError && /allocation|invalid (array|string) length/i.test(error.message);
   const message = memory ? `out of memory: ${error.message}` : error instanceof Error ? error.message : String(error);
-  process.stderr.write(`error: ${message.replace(/\s+/g, " ")}\n`);
+  process.stderr.write(`error: ${message.replace(/[\s\p{Cc}]+/gu, " ")}\n`);
   process.exitCode = error instanceof TfxError ? error.exitCode : memory ? EXIT.machine : EXIT.input;
 }

@@ -82,6 +82,8 @@ export interface TextOptions {
   onProgress?: (done: number, total: number) => void;
   /** Told of each text that is longer than the model takes, and how many tokens were cut off. */
   onCut?: (text: number, cut: number) => void;
+  /** Told once how many tokens each text has, and how many were cut off, before the texts run. */
+  onTokens?: (tokens: { count: number; cut: number }[]) => void;
 }
 
 export type Nested = (number | bigint | boolean | Nested)[];

@@ -33,7 +33,7 @@ const INSTALL = "run: npm install --ignore-scripts";
  * @throws {TfxError} exitCode 2: the bundle; 3: this machine cannot, and what to do
  */
 export async function open(bundle = DEFAULT_BUNDLE, options = {}) {
-  return openEncoder(bundle, await read(bundle, true), options);
+  return openEncoder(bundle, await read(bundle, true), { threads: options.threads });
 }
 
 /**
@@ -52,7 +52,7 @@ export async function selfCheck(bundle = DEFAULT_BUNDLE, { threads, onProgress }
     app: "node",
     bundle: opened,
     open: async () => {
-      encoder = await openEncoder(bundle, opened, { threads });
+      encoder = await openEncoder(bundle, opened, { threads, lenient: true });
       return encoder;
     },
     library: libraryPath(),
@@ -65,15 +65,16 @@ export async function selfCheck(bundle = DEFAULT_BUNDLE, { threads, onProgress }
 /**
  * @param {string} folder
  * @param {import("./core/bundle.mjs").Bundle} bundle
- * @param {{threads?: number}} options
+ * @param {{threads?: number, lenient?: boolean}} options
  */
-async function openEncoder(folder, bundle, { threads }) {
+async function openEncoder(folder, bundle, { threads, lenient = false }) {
   const [ort, { Tokenizer }] = [await onnxruntime(), await load("@huggingface/tokenizers")];
   return Encoder.open({
     ort,
     bundle,
     Tokenizer,
     threads,
+    lenient,
     cores: availableParallelism(),
     // By its path, so that onnxruntime maps the file and finds what lies beside it.
     load: async () => {
