@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mimetypes
 import queue
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -24,7 +25,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 """Commands that are tried, in order."""
 
 _MINUTES = 10
-_REPORT = "/report"
 _BUNDLE = "/checked"
 _LARGEST = 1 << 20  # bytes of a report
 
@@ -88,7 +88,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def do_POST(self) -> None:
         """Take the report."""
         length = int(self.headers.get("Content-Length", "0"))
-        if self.path != _REPORT or not 0 < length <= _LARGEST:
+        if self.path != self.server.report or not 0 < length <= _LARGEST:  # pyright: ignore[reportAttributeAccessIssue]
             self.send_error(404)
             return
         try:
@@ -115,6 +115,7 @@ class PageServer:
     Attributes:
         url: of the page's folder, with ``/`` at the end.
         bundle: the address of the bundle there.
+        report: the address that takes reports; only who was told can post there, and say that a check has passed.
         reports: what pages have posted.
     """
 
@@ -129,6 +130,8 @@ class PageServer:
         self._server.isolated = isolated  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
         self.bundle = f"{_BUNDLE}/"
+        self.report = f"/report/{secrets.token_urlsafe(16)}"
+        self._server.report = self.report  # pyright: ignore[reportAttributeAccessIssue]
 
     def __enter__(self) -> PageServer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -159,7 +162,7 @@ def report_of_page(page: Path, bundle: Path, threads: int | None = None) -> dict
         # The browser's own processes may still write there when it has been ended.
         tempfile.TemporaryDirectory(prefix="tfx-browser-", ignore_cleanup_errors=True) as profile,
     ):
-        address = f"{server.url}index.html?bundle={quote(server.bundle)}&report={quote(_REPORT)}"
+        address = f"{server.url}index.html?bundle={quote(server.bundle)}&report={quote(server.report)}"
         if threads is not None:
             address += f"&threads={threads}"
         # The sandbox needs rights that containers and root do not have; only files of this machine are opened here.

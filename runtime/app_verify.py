@@ -34,6 +34,7 @@ _NAME = "tfx-verify"
 _MINUTES = 10
 _DEBIAN = "apt-get install cmake g++ pkg-config libcjson-dev libssl-dev"
 _OLDEST_NODE = 20
+_NOT_STARTED = 127  # a dynamic loader's exit code
 
 
 def verify_by_app(bundle: str | Path, runtime: str, threads: int | None = None) -> tuple[int, dict[str, Any]]:
@@ -62,7 +63,12 @@ def verify_by_app(bundle: str | Path, runtime: str, threads: int | None = None) 
         code = int(report.pop("exit_code", 1 - int(report["passed"])))
     else:
         options = ["--bundle", str(folder), *([] if threads is None else ["--threads", str(threads)])]
-        done = _run([*command_of(runtime, app), *options, "--self-check", "--json"], app)
+        words = [*options, "--self-check", "--json"]
+        done = _run([*command_of(runtime, app), *words], app)
+        if done.returncode == _NOT_STARTED:  # a library that it links to has changed since it was built
+            shutil.rmtree(app, ignore_errors=True)
+            app = prepared(runtime)
+            done = _run([*command_of(runtime, app), *words], app)
         code = done.returncode
         try:
             report = json.loads(done.stdout)

@@ -193,6 +193,26 @@ def test_an_app_that_gives_no_report(behave: str, code: int, message: str, sound
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_an_app_that_cannot_be_started_any_more_is_built_once_more(sound: Path, tmp_path: Path, monkeypatch):
+    """A library that it links to was replaced by a newer one."""
+    program = "build/tfx-verify"
+    lost = "echo 'error while loading shared libraries: libcjson.so.1' >&2; exit 127"
+    said = '{"passed": true, "stage": null}'
+    made = tmp_path / "made"
+    build = f'echo >> {made}; mkdir -p build; printf "#!/bin/sh\\n%s\\n" "cat {tmp_path}/said" > {program}; chmod +x {program}'
+    tools_that(tmp_path, "c", f'[ "$1" = --build ] && {{ {build}; }}; true', monkeypatch)
+    (tmp_path / "said").write_text(said)
+    app = prepared("c")
+    script(app / program, lost)
+    assert app_verify.verify_by_app(sound, "c") == (0, json.loads(said))
+    assert len(made.read_text()) == 2
+    # It is not built again and again where that does not help.
+    script(tmp_path / "bin" / "cmake", f'[ "$1" = --version ] && echo 1 && exit; echo >> {made}; exit 0')
+    script(app / program, lost)
+    with pytest.raises(app_verify.MachineError):
+        app_verify.verify_by_app(sound, "c")
+
+
 def test_a_cache_that_cannot_be_written(sound: Path, tmp_path: Path, monkeypatch):
     tools_that(tmp_path, "node", "true", monkeypatch)
     (tmp_path / "cache").write_text("a file")
@@ -243,7 +263,7 @@ def browser(tmp_path: Path, behave: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def posting(body: str) -> str:
     """What a browser does whose page posts this."""
     code = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], sys.argv[2].encode())"
-    return f"'{sys.executable}' -c '{code}' \"${{address%%/index*}}/report\" '{body}'; sleep 60"
+    return f"'{sys.executable}' -c '{code}' \"${{address%%/index*}}${{address##*report=}}\" '{body}'; sleep 60"
 
 
 def test_the_page_posts_its_report(page: Path, sound: Path, tmp_path: Path, monkeypatch):
@@ -307,7 +327,9 @@ def test_the_server_gives_the_pages_folder_and_the_bundle_and_nothing_else(page:
         ):
             status, body, _ = get(address)
             assert status == 404 or body in (b"<p>a page", (sound / "tfx.json").read_bytes()), address
-        for address, data in (("report", b""), ("report", b"no JSON"), ("other", b"{}"), ("report", b"1" * (2 << 20))):
+        place = server.report.removeprefix("/")
+        for address, data in ((place, b""), (place, b"no JSON"), ("report", b"{}"), (place, b"1" * (2 << 20))):
             assert get(address, data)[0] in (400, 404)
-        assert get("report", b"{}")[0] == 204
+        assert server.reports.empty()
+        assert get(place, b"{}")[0] == 204
         assert server.reports.get(timeout=5) == {}
