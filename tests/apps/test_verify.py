@@ -199,7 +199,8 @@ def test_an_app_that_cannot_be_started_any_more_is_built_once_more(sound: Path, 
     lost = "echo 'error while loading shared libraries: libcjson.so.1' >&2; exit 127"
     said = '{"passed": true, "stage": null}'
     made = tmp_path / "made"
-    build = f'echo >> {made}; mkdir -p build; printf "#!/bin/sh\\n%s\\n" "cat {tmp_path}/said" > {program}; chmod +x {program}'
+    fresh = script(tmp_path / "fresh", f"cat {tmp_path}/said")
+    build = f"echo >> {made}; mkdir -p build; cp {fresh} {program}"
     tools_that(tmp_path, "c", f'[ "$1" = --build ] && {{ {build}; }}; true', monkeypatch)
     (tmp_path / "said").write_text(said)
     app = prepared("c")
