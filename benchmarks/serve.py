@@ -37,12 +37,10 @@ from typing import Any
 import click
 import numpy as np
 import psutil
-from latency import minilm
 from rounds import load, ratio, run, surroundings, write_json
 
 from tfx.errors import CheckError, MachineError
 from tfx.exporter.calibration import docstrings
-from tfx.exporter.export import export
 from tfx.runtime.bench_memory import plateau
 from tfx.runtime.bundle import Bundle
 from tfx.runtime.doctor import default_threads
@@ -75,18 +73,26 @@ def commands(bundle: Path, threads: int) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def server(name: str, command: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """Run a server; yields its URL and its process."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
+def servers(commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, tuple[str, psutil.Process]]]:
+    """Run servers, which start at the same time; yields the URL and the process of each."""
+    started: dict[str, subprocess.Popen[str]] = {}
+    try:
+        for name, command in commands.items():
+            started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        found = {}
+        for name, process in started.items():
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise MachineError(f"{name}: its process ended with status {process.wait()}")
-            yield json.loads(line)["url"], psutil.Process(process.pid)
-        finally:
+            found[name] = json.loads(line)["url"], psutil.Process(process.pid)
+        yield found
+    finally:
+        for process in started.values():
             process.terminate()
-            process.wait(60)
+        for process in started.values():
+            with process:
+                process.wait(60)
 
 
 def under_load(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def under_load(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def race(
-    servers: Mapping[str, tuple[str, psutil.Process]],
+    running: Mapping[str, tuple[str, psutil.Process]],
     asked: Mapping[str, Any],
     clients: Sequence[int],
     seconds: float,
@@ -120,15 +126,13 @@ def race(
     Returns:
         A row for each number of clients and server: medians, and the ratio to ``one by one`` within a turn.
     """
-    names = list(servers)
+    names = list(running)
     rows = []
-    for name, (url, _) in servers.items():
-        under_load(name, {**asked, "url": url, "clients": 4, "seconds": _WARM_UP_S})
     for count in clients:
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for turn in range(rounds):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                url, process = servers[name]
+                url, process = running[name]
                 question = {**asked, "url": url, "clients": count, "seconds": seconds, "seed": turn}
                 used = _cpu_s(process)
                 found = under_load(name, question)
@@ -202,6 +206,15 @@ def hold(url: str, process: psutil.Process, asked: Mapping[str, Any], clients: i
     return {**found, "clients": clients, "seconds": seconds, "memory": memory}
 
 
+def _exported(folder: Path) -> Bundle:
+    """Export all-MiniLM-L6-v2; only this needs torch."""
+    from latency import minilm
+
+    from tfx.exporter.export import export
+
+    return export(minilm().make, folder)
+
+
 @click.command()
 @click.option("--bundle", type=click.Path(path_type=Path), help="A bundle that pools. [default: all-MiniLM-L6-v2]")
 @click.option("--texts", type=click.IntRange(min=8), default=1000, show_default=True, help="Texts to ask for.")
@@ -230,7 +243,7 @@ def main(
     before = load()
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
-        opened = export(minilm().make, folder / "b") if bundle is None else Bundle.open(bundle)
+        opened = _exported(folder / "b") if bundle is None else Bundle.open(bundle)
         chosen = mixed(texts)
         vectors = np.asarray(Session(opened, threads=cores).encode(chosen))
         np.save(folder / "vectors.npy", vectors)
@@ -240,11 +253,12 @@ def main(
             "max_abs": _MAX_ABS.get(opened.manifest.precision, 1e-2),
             "seed": 0,
         }
-        found = {
-            name: stack.enter_context(server(name, command)) for name, command in commands(opened.path, cores).items()
-        }
+        found = stack.enter_context(servers(commands(opened.path, cores)))
+        if not quick:
+            for name, (url, _) in found.items():
+                under_load(name, {**asked, "url": url, "clients": 4, "seconds": _WARM_UP_S})
         rows = race(found, asked, clients, seconds, rounds)
-        time.sleep(1)
+        time.sleep(0 if quick else 1)
         held = hold(*found[SERVE], asked, max(clients), hold_s)
     write_json(file, {"race": rows, "hold": held, "texts": len(chosen), **surroundings(cores, before)})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,19 @@ def bundle(tmp_path_factory):
     return module.make(tmp_path_factory.mktemp("bundle"))
 
 
+@pytest.fixture
+def clients_here(serve, monkeypatch):
+    """Run the clients in this process: another test starts them as they are, and here it would be nine times."""
+    load = importlib.import_module("serve_load")
+
+    def run(command, *, input, **_):  # noqa: A002 - the name that it has
+        found = asyncio.run(load.Clients(json.loads(input)).run())
+        return subprocess.CompletedProcess(command, 0, json.dumps(found), "")
+
+    monkeypatch.setattr(serve.subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("clients_here")
 def test_everything_is_measured(serve, bundle, tmp_path):
     file = tmp_path / "found.json"
     result = CliRunner().invoke(serve.main, ["--bundle", str(bundle.path), "--quick", "--json", str(file)])
@@ -59,7 +74,8 @@ def test_a_wrong_vector_and_an_error_end_it(serve, bundle, tmp_path):
     np.save(tmp_path / "right.npy", np.asarray(Session(bundle).encode(texts)))
     np.save(tmp_path / "wrong.npy", np.asarray(Session(bundle).encode(texts[::-1])))
     command = [*serve.commands(bundle.path, 1)[serve.SERVE], "--max-texts", "1", "--max-body", "60"]
-    with serve.server("tfx serve", command) as (url, _):
+    with serve.servers({"tfx serve": command}) as running:
+        url, _ = running["tfx serve"]
         asked = {"url": url, "clients": 2, "seconds": 0.3, "seed": 0, "max_abs": 1e-5}
         assert serve.under_load("it", {**asked, "texts": texts, "vectors": str(tmp_path / "right.npy")})["answers"]
         with pytest.raises(CheckError, match="it, 2 clients: a vector differs by"):
