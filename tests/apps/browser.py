@@ -35,6 +35,7 @@ class Server(http.server.ThreadingHTTPServer):
         folders: other folders by the path that they are served below, such as ``{"/other/": path}``.
         asked: the paths of all requests, in order.
         reports: the bodies of what was posted.
+        answers: cleared, requests are taken and not answered until it is set again.
     """
 
     daemon_threads = True
@@ -45,6 +46,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: list[str] = []
         self.reports: list[dict[str, Any]] = []
         self.posted = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a page that is left breaks off what it was loading."""
@@ -57,6 +60,10 @@ class Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
     server: Server
+
+    def do_GET(self) -> None:
+        self.server.answers.wait(TIMEOUT / 1000)
+        super().do_GET()
 
     def translate_path(self, path: str) -> str:
         plain = unquote(urlsplit(path).path)

@@ -36,6 +36,7 @@ from .browser import (
     serving,
 )
 from .bundles import planted
+from .faults import change_weights
 from .programs import Program
 
 PICTURES = toolchain.FOLDER.parent.parent / "build" / "pictures"
@@ -394,6 +395,44 @@ def test_kept_files_that_were_damaged_are_loaded_again(visit: Callable[..., Page
     embed(page, TEXTS)
 
 
+def test_what_is_kept_stays_where_another_file_cannot_be_had(app: Path, browser: Browser) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    with serving(app) as server:
+        page.goto(server.url)
+        ready(page)
+        expect(page.locator("#offline")).to_contain_text("Works offline")
+    keys = "caches.open('tfx-bundles-1').then((c) => c.keys()).then((k) => k.map((r) => r.url))"
+    page.evaluate(
+        """async () => {
+          const cache = await caches.open("tfx-bundles-1");
+          for (const key of await cache.keys()) if (key.url.includes("golden")) await cache.delete(key);
+        }"""
+    )
+    before = page.evaluate(keys)
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("golden.safetensors: cannot be reached", timeout=TIMEOUT)
+    assert page.evaluate(keys) == before and any("model.onnx" in url for url in before)
+    context.close()
+
+
+def test_a_server_that_does_not_answer_does_not_hold_what_is_kept(app: Path, browser: Browser) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    with serving(app) as server:
+        page.goto(server.url)
+        ready(page)
+        expect(page.locator("#offline")).to_contain_text("Works offline")
+        server.answers.clear()
+        try:
+            page.reload(timeout=TIMEOUT)
+            ready(page)
+            embed(page, TEXTS)
+        finally:
+            server.answers.set()
+    context.close()
+
+
 # ---------------------------------------------------------------- faults
 
 
@@ -522,9 +561,25 @@ def test_opened_as_a_file_the_page_says_what_to_do(browser: Browser, app: Path) 
 # ---------------------------------------------------------------- for programs
 
 
+def test_what_is_checked_is_what_the_server_has_now(
+    visit: Callable[..., Page], server: Server, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.folders["/bundle/"] = tiny()
+    page = visit()
+    ready(page)
+
+    def change(values: np.ndarray) -> None:
+        values *= -1
+
+    server.folders["/bundle/"] = planted(tiny(), tmp_path / "b", lambda folder: change_weights(folder, change))
+    assert "Failed at: Outputs" in self_check(page)
+
+
 def test_a_report_is_posted(visit: Callable[..., Page], server: Server) -> None:
     visit("?report=/done")
     assert server.posted.wait(TIMEOUT / 1000)
+    asked = [path for path in server.asked if path.startswith("/bundle/")]
+    assert len(asked) == len(set(asked)) == 4  # each file once
     report = server.reports[0]
     assert report["passed"] is True, report
     assert report["exit_code"] == 0

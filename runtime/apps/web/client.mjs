@@ -20,6 +20,8 @@ export class Client {
   constructor(onProgress) {
     this.pending = new Map();
     this.last = 0;
+    /** @type {WorkerError | null} why the worker answers nothing any more */
+    this.dead = null;
     this.worker = new Worker("worker.mjs", { type: "module" });
     this.worker.onmessage = ({ data }) => {
       const waiting = this.pending.get(data.id);
@@ -35,7 +37,10 @@ export class Client {
     this.worker.onerror = (event) => {
       event.preventDefault();
       const where = event.filename ? ` (${event.filename}:${event.lineno})` : "";
-      this.fail(new WorkerError(`worker.mjs stopped: ${event.message || "a file of the page could not be loaded"}${where}`));
+      this.dead = new WorkerError(
+        `worker.mjs stopped: ${event.message || "a file of the page could not be loaded"}${where}; load the page again`,
+      );
+      this.fail(this.dead);
     };
     this.worker.onmessageerror = () => this.fail(new WorkerError("worker.mjs: an answer could not be read"));
   }
@@ -46,6 +51,7 @@ export class Client {
    * @returns {Promise<any>}
    */
   ask(type, content = {}) {
+    if (this.dead !== null) return Promise.reject(this.dead);
     const id = ++this.last;
     return new Promise((resolve, reject) => {
       this.pending.set(id, { resolve, reject });

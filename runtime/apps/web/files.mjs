@@ -47,12 +47,15 @@ export function serverFolder(folder, onProgress) {
       const url = new URL(encodeURIComponent(name), base).href;
       if (name === MANIFEST) {
         const bytes = await download(url, () => {});
+        fresh.clear();
         listed = bytes === null ? {} : filesOf(bytes);
         done = 0;
         if (bytes === null) source.missing = url;
         return bytes;
       }
       const key = keyOf(name);
+      const had = fresh.get(key);
+      if (had !== undefined) return had; // read before, by who hashed it
       const kept = await (await storage())?.match(key);
       let bytes = kept ? new Uint8Array(await kept.arrayBuffer()) : null;
       if (bytes === null) {
@@ -154,7 +157,7 @@ async function download(url, onBytes) {
     throw new TfxError(`${url}: cannot be reached: ${reason(error)}`, EXIT.machine);
   }
   if (answer.status === 404 || answer.status === 410) return null;
-  if (!answer.ok) throw new TfxError(`${url}: found answer ${answer.status}, wanted the file`);
+  if (!answer.ok) throw new TfxError(`${url}: found answer ${answer.status}, wanted the file`, EXIT.machine);
   let count = 0;
   const counted = new TransformStream({
     transform(chunk, controller) {

@@ -9,6 +9,7 @@
  */
 
 const CACHE = "tfx-page-1";
+const PATIENCE_MS = 3000; // after which what is kept is shown; the answer is kept for the next visit when it comes
 
 // Small files that the first visit needs again offline. What is large (vendor/) is kept when it is first used.
 const PAGE = [
@@ -76,16 +77,15 @@ async function networkFirst(event, url) {
   const { request } = event;
   const key = url.origin + url.pathname; // what follows "?" changes nothing in a file
   const cache = await caches.open(CACHE).catch(() => null); // no storage: private windows of some browsers
-  try {
-    const answer = await fetch(request.mode === "navigate" ? request : new Request(request, { cache: "no-cache" }));
-    // A full disk must not stop the page.
-    if (answer.status === 200 && cache) event.waitUntil(cache.put(key, answer.clone()).catch(() => undefined));
-    return isolated(answer);
-  } catch (error) {
-    const kept = await cache?.match(key);
-    if (!kept) throw error;
-    return isolated(kept);
-  }
+  const kept = await cache?.match(key);
+  const asked = fetch(request.mode === "navigate" ? request : new Request(request, { cache: "no-cache" }));
+  // A full disk must not stop the page.
+  const keep = (answer) => (answer.status === 200 && cache ? cache.put(key, answer.clone()) : undefined);
+  event.waitUntil(asked.then(keep).catch(() => undefined));
+  if (!kept) return isolated(await asked);
+  const late = new Promise((resolve) => setTimeout(() => resolve(null), PATIENCE_MS));
+  const answer = await Promise.race([asked, late]).catch(() => null);
+  return isolated(answer ?? kept);
 }
 
 /** Return an answer with the headers above. */

@@ -62,8 +62,9 @@ async function open({ source, provider, threads }, progress) {
   try {
     bundle = await readBundle(files.read);
   } catch (error) {
-    // What was kept may have been damaged since: then it is loaded again.
-    if (!(await files.forget())) throw error;
+    // What was kept may have been damaged since: then it is loaded again. Not where a file cannot be had now.
+    const unreachable = error.exitCode === EXIT.machine || files.missing !== null;
+    if (unreachable || !(await files.forget())) throw error;
     bundle = await readBundle(files.read);
   }
   const used = await load(bundle, provider, threads, progress);
@@ -85,18 +86,22 @@ async function open({ source, provider, threads }, progress) {
 async function embed({ texts }, progress) {
   if (encoder === null) throw new TfxError("no bundle is open");
   const start = performance.now();
-  const tokens = encoder.tokenize(texts);
-  const between = performance.now();
+  let between = start;
+  let tokens = [];
+  const options = {
+    onProgress: (done, total) => progress({ phase: "embed", done, total }),
+    onTokens: (found) => {
+      tokens = found;
+      between = performance.now();
+    },
+  };
   const pooled = encoder.manifest.pooling !== null;
-  const onProgress = (done, total) => progress({ phase: "embed", done, total });
-  const rows = pooled ? await encoder.embed(texts, { onProgress }) : await encoder.runTexts(texts, { onProgress });
-  const end = performance.now();
+  const rows = pooled ? await encoder.embed(texts, options) : await encoder.runTexts(texts, options);
   return {
     vectors: pooled ? rows : null,
     outputs: pooled ? null : rows,
-    tokens: tokens.map(({ ids, cut }) => ({ count: ids.length, cut })),
-    // embed() tokenizes once more.
-    ms: { tokenize: between - start, run: Math.max(0, end - between - (between - start)) },
+    tokens,
+    ms: { tokenize: between - start, run: performance.now() - between },
   };
 }
 
@@ -109,7 +114,12 @@ async function check({ source, provider, threads }, progress) {
   };
   const checked = await readBundle(files.read, { verify: false, digest });
   const opened = async () => {
-    if (encoder === null) await load(checked, provider, threads, progress);
+    if (encoder !== null && JSON.stringify(encoder.manifest) !== JSON.stringify(checked.manifest)) {
+      // The server has another bundle by now: what is checked is what runs.
+      await encoder.dispose();
+      encoder = null;
+    }
+    if (encoder === null) await load(checked, provider, threads, progress, true);
     return encoder;
   };
   const { report, exitCode } = await selfCheck({
@@ -126,8 +136,8 @@ async function forget() {
   return files === null ? false : files.forget();
 }
 
-/** Load onnxruntime, the tokenizer and the model; return the number of threads. */
-async function load(from, provider, threads, progress) {
+/** Load onnxruntime, the tokenizer (lenient: or what is wrong with it) and the model; return the number of threads. */
+async function load(from, provider, threads, progress, lenient = false) {
   progress({ phase: "load", done: 0, total: 0 });
   const cores = navigator.hardwareConcurrency || 1;
   const ort = await vendor(RUNTIMES[provider]);
@@ -138,7 +148,7 @@ async function load(from, provider, threads, progress) {
   const used = self.crossOriginIsolated && provider === "wasm" ? wanted : 1;
   ort.env.wasm.numThreads = used;
   ort.env.logLevel = "error";
-  encoder = await Encoder.open({ ort, bundle: from, Tokenizer, provider, threads: used, cores });
+  encoder = await Encoder.open({ ort, bundle: from, Tokenizer, provider, threads: used, cores, lenient });
   return used;
 }
 
