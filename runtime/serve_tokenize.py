@@ -1,7 +1,8 @@
 """Texts to tokens beside the event loop: small requests do not wait for large ones, and what nobody waits for ends.
 
 A text is tokenized whole before it is cut, so its characters are the work, whatever the number of its tokens. Requests
-of few characters have a thread of their own; the others take turns in a second one, some of their texts at a time.
+of few characters have a thread of their own, and so have those with a huge text, which nothing can interrupt; the
+others take turns in a third one, some of their texts at a time.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ __all__ = ["TokenizeQueue"]
 
 Item = TypeVar("Item", bound=Sized)
 
-_SMALL = 16_384  # characters
+_SMALL = 16_384  # characters of a request, and of a text that is not huge
+_SHARE = 4  # a request counts as no more than this part of the limit, so that none alone fills the queue
 _SLICE = 65_536  # characters between turns: tens of milliseconds
 _PER_TOKEN = 4  # characters
 
 
 class TokenizeQueue:
-    """Two threads that tokenize; made and used in one event loop.
+    """Three threads that tokenize; made and used in one event loop.
 
     Args:
         queue_tokens: tokens that may wait for the model. So many characters as make them may wait here, in each
@@ -33,7 +35,7 @@ class TokenizeQueue:
 
     def __init__(self, queue_tokens: int) -> None:
         self._limit = max(_PER_TOKEN * queue_tokens, _SLICE)
-        self._small, self._large = (_Lane(name) for name in ("tfx-encode", "tfx-encode-large"))
+        self._small, self._large, self._huge = (_Lane(f"tfx-encode-{name}") for name in ("small", "large", "huge"))
 
     async def run(
         self, items: Sequence[Item], encode: Callable[[Sequence[Item], int], list[Encoding]]
@@ -48,8 +50,10 @@ class TokenizeQueue:
             BusyError: too much waits.
         """
         sizes = [len(item) for item in items]
-        total = sum(sizes)
-        lane = self._small if total <= _SMALL else self._large
+        total = min(sum(sizes), self._limit // _SHARE)
+        lane = self._huge if max(sizes, default=0) > _SMALL else self._large
+        if sum(sizes) <= _SMALL:
+            lane = self._small
         if lane.waiting and lane.waiting + total > self._limit:
             raise BusyError(1)
         lane.waiting += total
@@ -64,7 +68,7 @@ class TokenizeQueue:
 
     def close(self) -> None:
         """Wait for what runs; nothing else is run."""
-        for lane in (self._small, self._large):
+        for lane in (self._small, self._large, self._huge):
             lane.thread.shutdown(wait=True, cancel_futures=True)
 
 

@@ -89,16 +89,29 @@ def test_who_leaves_is_not_tokenized_to_the_end():
     assert [texts for _, texts in run(main).calls] == [["1a"], ["3a"]]
 
 
-def test_more_characters_than_may_wait_are_refused_and_small_requests_are_not():
+def test_more_characters_than_may_wait_are_refused_and_other_requests_are_not():
     async def main(tokenizer, ask):
-        huge = asyncio.create_task(ask(["1" * 2_000_000]))  # by itself it is taken
+        huge = [asyncio.create_task(ask(["1" * 2_000_000])) for _ in range(4)]
         await entered(tokenizer)
         with pytest.raises(BusyError):
             await ask([LARGE])
         assert await ask(["hello"]) == ["hello"]
+        assert len(await ask(["hello " * 100] * 60)) == 60
         tokenizer.gate.set()
-        await huge
+        await asyncio.gather(*huge)
         assert await ask([LARGE]) == [LARGE]
+
+    run(main)
+
+
+def test_one_request_of_many_texts_turns_no_other_away():
+    async def main(tokenizer, ask):
+        texts = ["a" * 10_000] * 400
+        many = asyncio.create_task(ask(texts))
+        await entered(tokenizer)
+        assert len(await ask(["b" * 10_000] * 10)) == 10
+        assert not many.done()
+        assert await many == texts
 
     run(main)
 
