@@ -52,6 +52,16 @@ def change_golden(folder: Path, name: str, change: Callable[[np.ndarray], None])
     save_file(tensors, path, metadata=metadata)
 
 
+def change_recorded(folder: Path, change: Callable[[dict[str, np.ndarray], list[dict[str, Any]]], None]) -> None:
+    """Change all tensors, by name, and the list of cases of a bundle's golden."""
+    path = folder / GOLDEN
+    with safe_open(path, framework="numpy") as file:
+        entries = json.loads(file.metadata()["cases"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - the file is no mapping
+    change(tensors, entries)
+    save_file(tensors, path, metadata={"cases": json.dumps(entries)})
+
+
 def cases(folder: Path) -> list[dict[str, Any]]:
     """Return the list of a bundle's recorded cases."""
     with safe_open(folder / GOLDEN, framework="numpy") as file:

@@ -133,6 +133,68 @@ def test_a_tokenizer_of_another_model(check: Check, sound: Path, tmp_path: Path)
     failed(check(planted(sound, tmp_path / "b", change)), "tokens", "text")
 
 
+@pytest.mark.parametrize("of_texts", [True, False])
+def test_an_output_that_a_case_does_not_record(check: Check, sound: Path, tmp_path: Path, of_texts: bool):
+    case = next(entry["id"] for entry in cases(sound) if bool(entry.get("texts")) == of_texts)
+
+    def change(tensors: dict[str, np.ndarray], entries: list[dict[str, Any]]) -> None:
+        del tensors[f"{case}/outputs/sentence_embedding"], entries
+
+    bundle = planted(sound, tmp_path / "b", lambda folder: faults.change_recorded(folder, change))
+    failed(check(bundle), "outputs", f"case {case} does not record sentence_embedding")
+
+
+def test_a_case_of_other_rows_than_it_says(check: Check, sound: Path, tmp_path: Path):
+    def change(tensors: dict[str, np.ndarray], entries: list[dict[str, Any]]) -> None:
+        del tensors
+        entries[0]["batch"] += 1
+
+    bundle = planted(sound, tmp_path / "b", lambda folder: faults.change_recorded(folder, change))
+    failed(check(bundle), "files", faults.GOLDEN, cases(sound)[0]["id"])
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_no_golden(check: Check, sound: Path, tmp_path: Path, seal: bool):
+    bundle = planted(sound, tmp_path / "b", lambda folder: (folder / faults.GOLDEN).unlink(), seal=seal)
+    failed(check(bundle), "files", faults.GOLDEN)
+
+
+def test_bytes_behind_the_last_tensor(check: Check, sound: Path, tmp_path: Path):
+    def change(folder: Path) -> None:
+        with (folder / faults.GOLDEN).open("ab") as file:
+            file.write(b"more")
+
+    failed(check(planted(sound, tmp_path / "b", change)), "files", faults.GOLDEN)
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_a_tokenizer_that_cannot_be_opened(check: Check, sound: Path, tmp_path: Path, texts: bool):
+    def without_texts(tensors: dict[str, np.ndarray], entries: list[dict[str, Any]]) -> None:
+        del tensors
+        for entry in entries:
+            entry.pop("texts", None)
+
+    def change(folder: Path) -> None:
+        (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}', encoding="utf-8")
+        if not texts:
+            faults.change_recorded(folder, without_texts)
+
+    failed(check(planted(sound, tmp_path / "b", change)), "tokens", "tokenizer.json")
+
+
+def test_recorded_texts_without_a_tokenizer_are_not_compared(check: Check, sound: Path, tmp_path: Path):
+    bundle = planted(sound, tmp_path / "b", lambda folder: (folder / "tokenizer.json").unlink())
+    reseal(bundle, tokenizer=None)
+    code, report = check(bundle)
+    assert (code, report["passed"]) == (0, True), report
+    assert [each["checked"] for each in report["stages"] if each["stage"] in ("tokens", "vectors")] == [0, 0]
+
+
+def test_a_graph_that_the_runtime_refuses(check: Check, sound: Path, tmp_path: Path):
+    bundle = planted(sound, tmp_path / "b", lambda folder: (folder / faults.MODEL).write_bytes(b"\x08\x08"))
+    failed(check(bundle), "runtime", faults.MODEL)
+
+
 # ---- what is not a failed check: exit codes 2 and 3 ----
 
 
