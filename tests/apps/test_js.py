@@ -347,14 +347,13 @@ def test_a_golden_of_another_bundle_or_with_odd_names_is_refused(app: Program, t
     out = {"name": "__proto__", "dtype": "float32", "shape": ["batch", 2]}
     manifest = {"inputs": [ids, {**ids, "name": "more"}], "outputs": [out]}
 
-    def golden(batch: int = 1, odd: str = "I64", **shapes: list[int]) -> str:
+    def golden(shapes: dict[str, list[int]] | None = None, batch: int = 1, odd: str = "I64") -> str:
         header: dict[str, Any] = {
             "__metadata__": {"cases": json.dumps([{"id": "a", "batch": batch, "sequence": 2, "pattern": "full"}])}
         }
         end = 0
-        for name, shape in (
-            {"inputs/ids": [1, 2], "inputs/more": [1, 2], "outputs/__proto__": [1, 2]} | shapes
-        ).items():
+        usual = {"inputs/ids": [1, 2], "inputs/more": [1, 2], "outputs/__proto__": [1, 2]}
+        for name, shape in (usual | (shapes or {})).items():
             kind, size = ("F32", 4) if name.startswith("outputs") else (odd, 8)
             start, end = end, end + size * int(np.prod(shape))
             header[f"a/{name}"] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
@@ -366,10 +365,10 @@ def test_a_golden_of_another_bundle_or_with_odd_names_is_refused(app: Program, t
     paths = [
         golden(),
         golden(batch=2),
-        golden(**{"inputs/more": [1, 3]}),
-        golden(**{"inputs/ids": [2]}),
-        golden(**{"inputs/z": [1, 2]}),
-        golden(**{"outputs/z": [1, 2]}),
+        golden({"inputs/more": [1, 3]}),
+        golden({"inputs/ids": [2]}),
+        golden({"inputs/z": [1, 2]}),
+        golden({"outputs/z": [1, 2]}),
         golden(odd="constructor"),
     ]
     code = """
