@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, ViewportSize, expect, sync_playwright
 from tokenizers import Tokenizer
 
 from tfx.runtime.app import APPS
@@ -47,8 +47,8 @@ TEXTS = [
     "über naïve café déjà vu",
     "日本語 中文 한국어 🙂 [SEP]",
 ]
-PHONE = {"width": 360, "height": 740}
-DESKTOP = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 
 
 @pytest.fixture(scope="module")
