@@ -341,9 +341,13 @@ function connect() {
   );
   $("default").addEventListener("click", () => open(ownSource()));
   $("forget").addEventListener("click", async () => {
-    await client.ask("forget");
-    $("offline").hidden = true;
-    announce("Removed; the page loads the bundle again next time");
+    try {
+      await client.ask("forget");
+      $("offline").hidden = true;
+      announce("Removed; the page loads the bundle again next time");
+    } catch (error) {
+      setProblem(error);
+    }
   });
   for (const radio of radios()) radio.addEventListener("change", () => choose(radio.value));
   $("folder").addEventListener("change", () => {
