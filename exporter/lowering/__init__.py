@@ -27,8 +27,9 @@ _GELU = (BiasGelu, FastBiasGelu, ContribGelu, FastGelu, ContribQuickGelu)
 RULES: dict[str, tuple[type[Fusion], ...]] = {
     # No SkipLayerNormalization: with it a whole encoder takes 4 to 6 % longer at 128 tokens and more.
     "cpu": (PackedAttention, MultiHeadAttention, ContribRotary, *_GELU),
-    # One graph for WASM, where the forms take the same time, and WebGPU, where ai.onnx Attention runs on the CPU.
-    "web": (MultiHeadAttention, ContribRotary, *_GELU),
+    # Attention stays in pieces: in WASM all forms take the same time, and on WebGPU onnxruntime-web 1.30's
+    # MultiHeadAttention was seen to be wrong from 32 positions on.
+    "web": (AttentionPrimitives, ContribRotary, *_GELU),
     "cuda": (MultiHeadAttention, SkipLayerNorm, ContribRotary, *_GELU),
 }
 

@@ -717,14 +717,14 @@ def gpu_browser(playwright: Playwright, chromium: str) -> Iterator[Browser]:
     started.close()
 
 
-def test_webgpu_gives_the_numbers(gpu_browser: Browser, server: Server, tiny: Callable[..., Path]) -> None:
-    # Not the operators of target web: in Chromium's software adapter onnxruntime-web 1.30's MultiHeadAttention is wrong
-    # from 32 positions on, which the page would say.
-    bundle = tiny(target="portable")
-    server.folders["/portable/"] = bundle
+# In Chromium's software adapter onnxruntime-web 1.30's MultiHeadAttention is wrong from 32 positions on.
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_webgpu_gives_the_numbers(gpu_browser: Browser, server: Server, tiny: Callable[..., Path], layout: str) -> None:
+    bundle = tiny(target="web", layout=layout)
+    server.folders[f"/{layout}/"] = bundle
     context = gpu_browser.new_context(viewport=DESKTOP)
     page = context.new_page()
-    page.goto(f"{server.url}?bundle=portable&provider=webgpu")
+    page.goto(f"{server.url}?bundle={layout}&provider=webgpu")
     ready(page)
     expect(page.locator("#state")).to_have_text("Ready · WebGPU")
     report = page.locator("#report").inner_text()
