@@ -165,7 +165,12 @@ def _steps(runtime: str, tools: Sequence[str]) -> list[list[str]]:
 
 
 def _library() -> list[str]:
-    """Return the option that names the library inside of Python's onnxruntime, none where there is no such library."""
+    """Return the option that names the library inside of Python's onnxruntime.
+
+    None where there is no such library, or where ``$TFX_ONNXRUNTIME`` names one: the app reads that itself.
+    """
+    if os.environ.get("TFX_ONNXRUNTIME"):
+        return []
     found = importlib.util.find_spec("onnxruntime")
     for folder in (found and found.submodule_search_locations) or ():
         names = sorted((Path(folder) / "capi").glob("libonnxruntime.*"))

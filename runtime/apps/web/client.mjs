@@ -22,7 +22,7 @@ export class Client {
     this.last = 0;
     /** @type {WorkerError | null} why the worker answers nothing any more */
     this.dead = null;
-    this.worker = new Worker("worker.mjs", { type: "module" });
+    this.worker = new Worker(new URL("worker.mjs", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data }) => {
       const waiting = this.pending.get(data.id);
       if (waiting === undefined) return;

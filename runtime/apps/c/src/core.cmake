@@ -12,10 +12,11 @@ find_path(ONNXRUNTIME_INCLUDE_DIR onnxruntime_c_api.h
   HINTS ${TFX_ORT_HINTS} $ENV{ONNXRUNTIME_ROOT}/include
   PATH_SUFFIXES onnxruntime onnxruntime/core/session
   DOC "folder of onnxruntime_c_api.h")
-if(NOT ONNXRUNTIME_INCLUDE_DIR)
+if(NOT EXISTS "${ONNXRUNTIME_INCLUDE_DIR}/onnxruntime_c_api.h")
   message(FATAL_ERROR
     "onnxruntime_c_api.h is missing: install libonnxruntime-dev (Debian 13 and later) or onnxruntime (brew), or unpack "
-    "a release of https://github.com/microsoft/onnxruntime and give -DONNXRUNTIME_INCLUDE_DIR=.../include")
+    "a release of https://github.com/microsoft/onnxruntime and set the environment variable ONNXRUNTIME_ROOT to it "
+    "(or give -DONNXRUNTIME_INCLUDE_DIR=.../include)")
 endif()
 
 find_path(CJSON_INCLUDE_DIR cjson/cJSON.h DOC "folder of cjson/cJSON.h")
