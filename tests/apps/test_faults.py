@@ -191,7 +191,10 @@ def test_recorded_texts_without_a_tokenizer_are_not_compared(check: Check, sound
 
 
 def test_a_graph_that_the_runtime_refuses(check: Check, sound: Path, tmp_path: Path):
-    bundle = planted(sound, tmp_path / "b", lambda folder: (folder / faults.MODEL).write_bytes(b"\x08\x08"))
+    def change(folder: Path) -> None:
+        (folder / faults.MODEL).write_bytes(b"\x08\x08")
+
+    bundle = planted(sound, tmp_path / "b", change)
     failed(check(bundle), "runtime", faults.MODEL)
 
 
