@@ -9,7 +9,7 @@
  */
 
 const CACHE = "tfx-page-1";
-const PATIENCE_MS = 3000; // after which what is kept is shown; the answer is kept for the next visit when it comes
+const PATIENCE_MS = 5000; // after which what is kept is shown; the answer is kept for the next visit when it comes
 
 // Small files that the first visit needs again offline. What is large (vendor/) is kept when it is first used.
 const PAGE = [
