@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from pathlib import Path
 
@@ -20,16 +19,6 @@ ROOT = Path(tfx.__file__).parent
 def schedule(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module("schedule")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    """The tiny bundle of the runtime's tests."""
-    spec = importlib.util.spec_from_file_location("tiny_bundle", ROOT / "tests" / "runtime" / "conftest.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.make(tmp_path_factory.mktemp("bundle"))
 
 
 def test_everything_is_measured(schedule, bundle, tmp_path, monkeypatch):

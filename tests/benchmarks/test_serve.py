@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -24,16 +23,6 @@ ROOT = Path(tfx.__file__).parent
 def serve(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module("serve")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    """The tiny bundle of the runtime's tests."""
-    spec = importlib.util.spec_from_file_location("tiny_bundle", ROOT / "tests" / "runtime" / "conftest.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.make(tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture
