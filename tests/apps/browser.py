@@ -15,7 +15,18 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from playwright.sync_api import Browser, Page, Playwright, expect
 
-__all__ = ["ARGUMENTS", "GPU_ARGUMENTS", "Server", "embed", "launch", "numbers", "ready", "self_check", "serving"]
+__all__ = [
+    "ARGUMENTS",
+    "GPU_ARGUMENTS",
+    "Server",
+    "embed",
+    "launch",
+    "numbers",
+    "offline",
+    "ready",
+    "self_check",
+    "serving",
+]
 
 ARGUMENTS = (
     *("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -36,6 +47,7 @@ class Server(http.server.ThreadingHTTPServer):
         asked: the paths of all requests, in order.
         reports: the bodies of what was posted.
         answers: cleared, requests are taken and not answered until it is set again.
+        installs: cleared, what a service worker asks for while it installs itself is not answered until it is set.
     """
 
     daemon_threads = True
@@ -48,6 +60,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.posted = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
+        self.installs = threading.Event()
+        self.installs.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a page that is left breaks off what it was loading."""
@@ -63,6 +77,8 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.answers.wait(TIMEOUT / 1000)
+        if self.path == "/index.html":  # the page's own address is "/"
+            self.server.installs.wait(TIMEOUT / 1000)
         super().do_GET()
 
     def translate_path(self, path: str) -> str:
@@ -108,6 +124,11 @@ def ready(page: Page) -> None:
     settled = page.locator("#state:is([data-state=ready], [data-state=doubt], [data-state=bad])")
     expect(settled).to_be_visible(timeout=TIMEOUT)
     assert page.get_by_role("button", name="Embed", exact=True).is_enabled(), page.get_by_role("alert").inner_text()
+
+
+def offline(page: Page) -> None:
+    """Wait until the page says that it works offline."""
+    expect(page.locator("#offline").get_by_text("Works offline")).to_be_visible(timeout=TIMEOUT)
 
 
 def embed(page: Page, texts: list[str]) -> None:

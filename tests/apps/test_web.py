@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from .browser import (
     embed,
     launch,
     numbers,
+    offline,
     ready,
     self_check,
     serving,
@@ -343,7 +345,7 @@ def test_the_page_works_when_its_server_is_gone(app: Path, browser: Browser) -> 
     with serving(app) as server:
         page.goto(server.url)
         ready(page)
-        expect(page.locator("#offline")).to_contain_text("Works offline")
+        offline(page)
     page.reload()
     ready(page)
     embed(page, TEXTS)
@@ -352,12 +354,29 @@ def test_the_page_works_when_its_server_is_gone(app: Path, browser: Browser) -> 
     context.close()
 
 
+def test_offline_is_promised_once_the_page_itself_is_kept(app: Path, browser: Browser) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    with serving(app) as server:
+        server.installs.clear()  # the service worker is not there in time: the page goes on without
+        page.goto(server.url)
+        ready(page)
+        expect(page.locator("#state")).to_have_text("Ready · WebAssembly, 1 thread")
+        expect(page.locator("#offline")).to_be_hidden()
+        server.installs.set()
+        offline(page)
+    page.reload()
+    ready(page)
+    embed(page, TEXTS)
+    context.close()
+
+
 def test_a_second_visit_loads_no_bundle_and_a_new_bundle_replaces_the_old(
-    visit: Callable[..., Page], server: Server, tiny: Callable[..., Path]
+    visit: Callable[..., Page], server: Server, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     page = visit()
     ready(page)
-    expect(page.locator("#offline")).to_contain_text("Works offline")
+    offline(page)
     server.asked.clear()
     page.reload()
     ready(page)
@@ -365,7 +384,11 @@ def test_a_second_visit_loads_no_bundle_and_a_new_bundle_replaces_the_old(
     keys = "caches.open('tfx-bundles-1').then((c) => c.keys()).then((k) => k.map((r) => r.url))"
     before = page.evaluate(keys)
 
-    newer = tiny(target="portable")
+    # Older than what it replaces, as after a step back: this server's answer to a question by date is "unchanged".
+    newer = tmp_path / "newer"
+    shutil.copytree(tiny(target="portable"), newer)
+    for file in newer.iterdir():
+        os.utime(file, (1e9, 1e9))
     server.folders["/bundle/"] = newer
     for _ in range(3):  # a server that is slow to answer has its answer shown at the next visit
         page.reload()
@@ -373,6 +396,7 @@ def test_a_second_visit_loads_no_bundle_and_a_new_bundle_replaces_the_old(
         if "portable" in page.locator("#model").inner_text():
             break
     expect(page.locator("#model")).to_contain_text("portable")
+    offline(page)
     after = page.evaluate(keys)
     assert len(after) == len(before)
     assert [url for url in before if "model.onnx" in url] != [url for url in after if "model.onnx" in url]
@@ -385,7 +409,7 @@ def test_a_second_visit_loads_no_bundle_and_a_new_bundle_replaces_the_old(
 def test_kept_files_that_were_damaged_are_loaded_again(visit: Callable[..., Page]) -> None:
     page = visit()
     ready(page)
-    expect(page.locator("#offline")).to_contain_text("Works offline")
+    offline(page)
     page.evaluate(
         """async () => {
           const cache = await caches.open("tfx-bundles-1");
@@ -404,7 +428,7 @@ def test_what_is_kept_stays_where_another_file_cannot_be_had(app: Path, browser:
     with serving(app) as server:
         page.goto(server.url)
         ready(page)
-        expect(page.locator("#offline")).to_contain_text("Works offline")
+        offline(page)
     keys = "caches.open('tfx-bundles-1').then((c) => c.keys()).then((k) => k.map((r) => r.url))"
     page.evaluate(
         """async () => {
@@ -425,7 +449,7 @@ def test_a_server_that_does_not_answer_does_not_hold_what_is_kept(app: Path, bro
     with serving(app) as server:
         page.goto(server.url)
         ready(page)
-        expect(page.locator("#offline")).to_contain_text("Works offline")
+        offline(page)
         server.answers.clear()
         try:
             page.reload(timeout=TIMEOUT)
@@ -770,7 +794,20 @@ def test_the_service_worker_knows_the_page_s_files() -> None:
     source = (APPS / "web" / "sw.js").read_text(encoding="utf-8")
     listed = json.loads(re.search(r"const PAGE = (\[.*?\]);", source, re.DOTALL)[1].replace(",\n]", "\n]"))  # pyright: ignore
     files = {path.name for path in (APPS / "web").iterdir() if path.suffix in (".html", ".css", ".mjs")}
-    assert sorted(listed) == sorted({"./", *files - {"vendor.mjs"}})
+    core = {f"core/{path.name}" for path in (APPS / "js").glob("*.mjs")}
+    assert sorted(listed) == sorted({"./", *files - {"vendor.mjs"}, *core})
+
+
+def test_what_a_visit_without_a_server_needs_is_known(visit: Callable[..., Page], server: Server) -> None:
+    page = visit()
+    ready(page)
+    offline(page)
+    kept = page.evaluate("caches.open('tfx-page-1').then((c) => c.keys()).then((k) => k.map((r) => r.url))")
+    asked = {path for path in server.asked if path.startswith(("/vendor/", "/core/")) or path.endswith("tfx.json")}
+    assert asked
+    assert asked <= {url.removeprefix(server.url[:-1]) for url in kept}
+    page = visit("?provider=tpu")
+    expect(page.get_by_role("alert")).to_contain_text("?provider=tpu: wanted wasm or webgpu")
 
 
 def test_both_policies_are_the_same() -> None:

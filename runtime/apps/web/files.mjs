@@ -152,7 +152,7 @@ async function download(url, onBytes) {
   let answer;
   try {
     // The browser's own cache would hold it a second time.
-    answer = await fetch(url, { cache: url.endsWith(`/${MANIFEST}`) ? "no-cache" : "no-store" });
+    answer = await fetch(url, { cache: "no-store" });
   } catch (error) {
     throw new TfxError(`${url}: cannot be reached: ${reason(error)}`, EXIT.machine);
   }

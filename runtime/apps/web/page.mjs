@@ -9,7 +9,7 @@
 import { Client, WorkerError } from "./client.mjs";
 import { $, announce, radios } from "./dom.mjs";
 import { dropped, picked } from "./folders.mjs";
-import { isolate } from "./isolation.mjs";
+import { isolate, keepPage, obstacle } from "./isolation.mjs";
 import { copy, save, showResults, toCsv, toJson } from "./results.mjs";
 import * as view from "./view.mjs";
 
@@ -24,7 +24,7 @@ let client;
 /** What is open, or was tried; null before. */
 let opened = null;
 let source = { folder: "" };
-let provider = parameters.get("provider") === "webgpu" ? "webgpu" : "wasm";
+let provider = parameters.get("provider") ?? "wasm";
 let oneThread = null; // why there are no more, null where there may be
 
 /** Own bundle of the page, or the one the address names. */
@@ -184,8 +184,10 @@ function showModel() {
   const few = opened.provider === "wasm" && opened.threads === 1 && oneThread !== null && navigator.hardwareConcurrency > 1;
   $("provider-hint").textContent = few ? `One thread: ${oneThread}.` : $("provider-hint").dataset.gpu ?? "";
   $("default").hidden = own;
-  $("offline").hidden = !opened.offline;
+  $("offline").hidden = true;
   $("offline-text").textContent = `Works offline: ${view.size(opened.bytes)} are kept in this browser.`;
+  const shown = opened;
+  if (shown.offline) keepPage(shown.needs).then((kept) => ($("offline").hidden = !kept || shown !== opened));
 }
 
 /* ------------------------------------------------------------------ embed */
@@ -287,20 +289,6 @@ const NO_REPORT = {
 
 /* ------------------------------------------------------------------ start */
 
-/** Return why this browser or address cannot run the page, null when it can. */
-function obstacle() {
-  if (!isSecureContext || !globalThis.crypto?.subtle) {
-    return `${location.origin} is no secure address, so the browser gives no SHA-256 to check files with: use https:// or http://localhost`;
-  }
-  if (typeof WebAssembly !== "object") return "this browser has no WebAssembly: wanted one from 2023 or later";
-  // (func (drop (i8x16.splat (i32.const 0))))
-  const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, 9, 1, 7, 0, 65, 0, 253, 15, 26, 11];
-  if (!WebAssembly.validate(new Uint8Array(simd))) {
-    return "this browser's WebAssembly has no SIMD, which onnxruntime needs: wanted a browser from 2023 or later";
-  }
-  return null;
-}
-
 /** Offer WebGPU where there is an adapter. */
 async function offerGpu() {
   const { gpu } = /** @type {any} */ (navigator);
@@ -385,6 +373,9 @@ async function start() {
   try {
     const why = obstacle();
     if (why !== null) throw new WorkerError(why);
+    if (!["wasm", "webgpu"].includes(provider)) {
+      throw new WorkerError(`?provider=${provider}: wanted wasm or webgpu`, { exitCode: 2 });
+    }
     oneThread = await isolate();
     await offerGpu();
     source = ownSource();

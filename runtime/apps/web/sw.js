@@ -10,6 +10,7 @@
 
 const CACHE = "tfx-page-1";
 const PATIENCE_MS = 5000; // after which what is kept is shown; the answer is kept for the next visit when it comes
+const SILENCE_MS = 60_000; // for which a server that outlasted patience is not waited for again, unless it answers
 
 // Small files that the first visit needs again offline. What is large (vendor/) is kept when it is first used.
 const PAGE = [
@@ -25,6 +26,19 @@ const PAGE = [
   "worker.mjs",
   "files.mjs",
   "folders.mjs",
+  "core/bundle.mjs",
+  "core/check.mjs",
+  "core/encoder.mjs",
+  "core/errors.mjs",
+  "core/external.mjs",
+  "core/feeds.mjs",
+  "core/golden.mjs",
+  "core/manifest.mjs",
+  "core/parity.mjs",
+  "core/tensors.mjs",
+  "core/text.mjs",
+  "core/unicode.mjs",
+  "core/unicode_data.mjs",
 ];
 
 const HEADERS = {
@@ -40,7 +54,7 @@ const scope = new URL(self.registration.scope);
 self.addEventListener("install", (event) => {
   self.skipWaiting();
   event.waitUntil(
-    caches.open(CACHE).then((cache) => cache.addAll(PAGE.map((path) => new Request(path, { cache: "no-cache" })))),
+    caches.open(CACHE).then((cache) => cache.addAll(PAGE.map((path) => new Request(path, { cache: "reload" })))),
   );
 });
 
@@ -65,26 +79,59 @@ self.addEventListener("fetch", (event) => {
   }
 });
 
+// The page asks before it says that it works offline: are all these files kept? Those that are not are loaded now.
+self.addEventListener("message", (event) => {
+  const [port] = event.ports;
+  const keep = async () => {
+    const cache = await caches.open(CACHE);
+    for (const path of [...PAGE, ...event.data.paths]) {
+      const { href } = new URL(path, scope);
+      if (!(await cache.match(href))) await cache.add(href);
+    }
+  };
+  event.waitUntil(
+    keep().then(
+      () => port.postMessage(true),
+      () => port.postMessage(false),
+    ),
+  );
+});
+
 /** Whether a path is the page's own or a manifest. */
 function isKept(url) {
   if (url.pathname.endsWith("/tfx.json")) return true;
   if (!url.pathname.startsWith(scope.pathname)) return false;
   const path = url.pathname.slice(scope.pathname.length);
-  return path === "" || PAGE.includes(path) || path.startsWith("core/") || path.startsWith("vendor/");
+  return path === "" || PAGE.includes(path) || path.startsWith("vendor/");
 }
+
+let silentUntil = 0;
 
 async function networkFirst(event, url) {
   const { request } = event;
   const key = url.origin + url.pathname; // what follows "?" changes nothing in a file
   const cache = await caches.open(CACHE).catch(() => null); // no storage: private windows of some browsers
   const kept = await cache?.match(key);
-  const asked = fetch(request.mode === "navigate" ? request : new Request(request, { cache: "no-cache" }));
-  // A full disk must not stop the page.
-  const keep = (answer) => (answer.status === 200 && cache ? cache.put(key, answer.clone()) : undefined);
-  event.waitUntil(asked.then(keep).catch(() => undefined));
+  // Servers that compare dates only (not ETags) answer 304 for a file that was replaced by an older one, as when a bundle
+  // is rolled back; what is large does without that care.
+  const mode = url.pathname.includes("/vendor/") ? "no-cache" : "reload";
+  const asked = fetch(request.mode === "navigate" ? request : new Request(request, { cache: mode }));
+  const keep = (answer) => {
+    silentUntil = 0;
+    return answer.status === 200 && cache ? cache.put(key, answer.clone()) : undefined;
+  };
+  event.waitUntil(asked.then(keep).catch(() => undefined)); // a full disk must not stop the page
   if (!kept) return isolated(await asked);
-  const late = new Promise((resolve) => setTimeout(() => resolve(null), PATIENCE_MS));
+  let timer;
+  const late = new Promise((resolve) => {
+    const stop = () => {
+      silentUntil = Date.now() + SILENCE_MS;
+      resolve(null);
+    };
+    timer = setTimeout(stop, Date.now() < silentUntil ? 0 : PATIENCE_MS);
+  });
   const answer = await Promise.race([asked, late]).catch(() => null);
+  clearTimeout(timer);
   return isolated(answer ?? kept);
 }
 

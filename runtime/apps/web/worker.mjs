@@ -8,7 +8,7 @@
  *   open    {source: {folder: string} | {files: Map<string, File>, label: string}, provider: "wasm" | "webgpu",
  *            threads: number | null}
  *           reads and checks the bundle and loads the model. Result: {label, manifest, runtime, provider, threads,
- *           bytes, offline}.
+ *           bytes, offline: whether the browser keeps what the manifest lists, needs: what else it takes to open it again}.
  *   embed   {texts: string[]}
  *           result: {vectors: Float32Array[] | null, outputs: object[] | null, tokens: {count, cut}[],
  *           ms: {tokenize, run}}; outputs where the bundle has no pooling.
@@ -25,8 +25,12 @@ import { Encoder } from "./core/encoder.mjs";
 import { EXIT, TfxError, reason } from "./core/errors.mjs";
 import { pickedFiles, serverFolder } from "./files.mjs";
 
-const RUNTIMES = { wasm: "./vendor/ort.wasm.bundle.min.mjs", webgpu: "./vendor/ort.webgpu.bundle.min.mjs" };
-const TOKENIZERS = "./vendor/tokenizers.min.mjs";
+/** Of each provider, what is imported and what that loads. */
+const RUNTIMES = {
+  wasm: ["vendor/ort.wasm.bundle.min.mjs", "vendor/ort-wasm-simd-threaded.wasm"],
+  webgpu: ["vendor/ort.webgpu.bundle.min.mjs", "vendor/ort-wasm-simd-threaded.asyncify.wasm"],
+};
+const TOKENIZERS = "vendor/tokenizers.min.mjs";
 
 /** What open made; check and embed use it. */
 /** @type {import("./files.mjs").Source | null} */
@@ -80,6 +84,7 @@ async function open({ source, provider, threads }, progress) {
     threads: used,
     bytes: Object.values(manifest.files).reduce((sum, file) => sum + file.bytes, 0),
     offline: files.kept(),
+    needs: [`${files.label}tfx.json`, ...RUNTIMES[provider], ...(manifest.tokenizer === null ? [] : [TOKENIZERS])],
   };
 }
 
@@ -140,7 +145,7 @@ async function forget() {
 async function load(from, provider, threads, progress, lenient = false) {
   progress({ phase: "load", done: 0, total: 0 });
   const cores = navigator.hardwareConcurrency || 1;
-  const ort = await vendor(RUNTIMES[provider]);
+  const ort = await vendor(RUNTIMES[provider][0]);
   const { Tokenizer } = from.manifest.tokenizer === null ? {} : await vendor(TOKENIZERS);
   const tuned = from.manifest.tuning?.threads ?? null;
   const wanted = threads ?? (tuned !== null && tuned <= cores ? tuned : Math.min(4, cores));
@@ -155,7 +160,7 @@ async function load(from, provider, threads, progress, lenient = false) {
 /** Import a file of vendor/. */
 async function vendor(path) {
   try {
-    return await import(path);
+    return await import(`./${path}`);
   } catch (error) {
     const { href } = new URL(path, self.location.href);
     throw new TfxError(`${href}: cannot be loaded (${reason(error)}); run: npm run setup`, EXIT.machine);
