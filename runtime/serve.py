@@ -49,6 +49,7 @@ class ServePlan:
         provider: where to run.
         threads: cores to use, None for the physical ones.
         max_batch_tokens: tokens in one call, None for what the bundle was tuned to, else 256 per core in use.
+        single_copy: keep the weights in memory once; a call that has the machine to itself then has one core, too.
         max_wait_ms: how long a text may wait for others to fill its call although a core is free.
         queue_tokens: tokens that may wait.
         max_texts: texts in one request.
@@ -65,6 +66,7 @@ class ServePlan:
     provider: str = "cpu"
     threads: int | None = None
     max_batch_tokens: int | None = None
+    single_copy: bool = False
     max_wait_ms: float = 0.0
     queue_tokens: int = QUEUE_TOKENS
     max_texts: int = MAX_TEXTS
@@ -166,8 +168,12 @@ def _service(plan: ServePlan, session: Session, schedule: Schedule, stopping: Ca
     from .serve_batch import Batcher
 
     bundle, manifest = session.bundle, session.bundle.manifest
-    call = session.caller(schedule)
+    call, lone = session.caller(schedule), None
     _warm_up(call)
+    if schedule.workers > 1 and session.provider == "cpu" and not plan.single_copy:
+        # The same model once more: onnxruntime fixes the threads inside of an operator when it loads.
+        lone = session.caller(replace(schedule, workers=1, threads=schedule.workers * schedule.threads))
+        _warm_up(lone)
 
     def make_batcher(watch: Callable[[int, int, float], None]) -> Batcher:
         return Batcher(
@@ -177,6 +183,7 @@ def _service(plan: ServePlan, session: Session, schedule: Schedule, stopping: Ca
             queue_tokens=plan.queue_tokens,
             max_wait=plan.max_wait_ms / 1e3,
             watch=watch,
+            lone=lone,
         )
 
     return Service(

@@ -1,13 +1,16 @@
 """Requests that come at the same time share calls: a queue of tokens in front of a few threads that run the model.
 
 A call starts as soon as a worker is free, with as many waiting sequences as fit into the schedule's tokens, so there is
-nothing to wait for when the machine is idle, and calls are full when it is not. Requests take turns: one of a thousand
-texts does not hold up one of a single text. A sequence that fails is run again by itself, and fails alone.
+nothing to wait for when the machine is idle, and calls are full when it is not. A call that leaves no other work takes
+the threads of all workers, so that a lone client does not wait for one core while the others rest. Requests take turns:
+one of a thousand texts does not hold up one of a single text. A sequence that fails is run again by itself, and fails
+alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections import deque
@@ -76,6 +79,7 @@ class Batcher:
         queue_tokens: tokens that may wait; more are refused.
         max_wait: seconds that a sequence may wait for others to fill its call, although a worker is free.
         watch: told of each call.
+        lone: runs sequences as ``call`` does, on the threads of all workers; None where there is no such thing.
     """
 
     def __init__(
@@ -87,8 +91,10 @@ class Batcher:
         queue_tokens: int,
         max_wait: float = 0.0,
         watch: Watch | None = None,
+        lone: Call | None = None,
     ) -> None:
         self._call = call
+        self._lone = lone
         self._schedule = schedule
         self._padded = padded
         self._queue_tokens = queue_tokens
@@ -166,9 +172,13 @@ class Batcher:
                     self._timer = loop.call_later(wait, self._waited)
                 return
             batch = self._take()
-            self._free -= 1
-            future = self._pool.submit(self._timed, [job.encodings[row] for job, row in batch])
-            future.add_done_callback(lambda done, batch=batch: loop.call_soon_threadsafe(self._deliver, batch, done))
+            call, workers = self._call, 1
+            if self._lone is not None and not self._jobs and self._free == self._schedule.workers:
+                call, workers = self._lone, self._free
+            self._free -= workers
+            future = self._pool.submit(self._timed, call, [job.encodings[row] for job, row in batch])
+            deliver = functools.partial(self._deliver, batch, workers)
+            future.add_done_callback(lambda done, deliver=deliver: loop.call_soon_threadsafe(deliver, done))
 
     def _waited(self) -> None:
         self._timer = None
@@ -206,30 +216,32 @@ class Batcher:
                 turns.append((job, rows))
                 yield job, row
 
-    def _timed(self, encodings: list[Encoding]) -> tuple[list[np.ndarray | Exception], float]:
+    def _timed(self, call: Call, encodings: list[Encoding]) -> tuple[list[np.ndarray | Exception], float]:
         start = time.perf_counter()
-        return self._rows(encodings), time.perf_counter() - start
+        return self._rows(call, encodings), time.perf_counter() - start
 
-    def _rows(self, encodings: list[Encoding]) -> list[np.ndarray | Exception]:
+    def _rows(self, call: Call, encodings: list[Encoding]) -> list[np.ndarray | Exception]:
         """Run sequences; what a row raises takes the place of its vector."""
         try:
-            values = [np.asarray(row, np.float32) for row in self._call(encodings)]
+            values = [np.asarray(row, np.float32) for row in call(encodings)]
             if len(values) != len(encodings):
                 raise ArithmeticError(f"the model gave {len(values)} vectors for {len(encodings)} texts")
         except Exception as error:  # noqa: BLE001 - whatever it is, each request has to hear of its own
             if len(encodings) == 1:
                 return [error]
-            return [self._rows([encoding])[0] for encoding in encodings]
+            return [self._rows(call, [encoding])[0] for encoding in encodings]
         return [row if np.isfinite(row).all() else ArithmeticError("the model gave NaN or infinity") for row in values]
 
-    def _deliver(self, batch: list[tuple[_Job, int]], done: Future[tuple[list[np.ndarray | Exception], float]]) -> None:
+    def _deliver(
+        self, batch: list[tuple[_Job, int]], workers: int, done: Future[tuple[list[np.ndarray | Exception], float]]
+    ) -> None:
         """Hand a call's vectors to their requests, in the event loop's thread."""
-        self._free += 1
+        self._free += workers
         if done.cancelled():
             return
         rows, seconds = done.result()
         tokens = sum(len(job.encodings[row]) for job, row in batch)
-        lately = seconds / tokens / self._schedule.workers
+        lately = seconds / tokens * workers / self._schedule.workers
         self._seconds_per_token += (lately - self._seconds_per_token) / (8 if self._seconds_per_token else 1)
         self._watch(len(batch), tokens, seconds)
         for (job, row), found in zip(batch, rows, strict=True):

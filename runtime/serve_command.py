@@ -30,6 +30,9 @@ __all__ = ["serve"]
     help="Tokens in one call of the model. [default: what the bundle was tuned to, else 256; 16384 on a GPU]",
 )
 @click.option(
+    "--single-copy", is_flag=True, help="Hold the weights once, not twice; a request that comes alone is then slower."
+)
+@click.option(
     "--max-wait-ms",
     type=FiniteRange(0, 1000),
     default=0.0,
@@ -66,6 +69,7 @@ def serve(
     provider: str,
     threads: int | None,
     max_batch_tokens: int | None,
+    single_copy: bool,
     max_wait_ms: float,
     queue_tokens: int,
     max_texts: int,
@@ -98,6 +102,7 @@ def serve(
         provider,
         threads,
         max_batch_tokens,
+        single_copy,
         max_wait_ms,
         queue_tokens,
         max_texts,

@@ -391,6 +391,37 @@ def test_options_become_the_schedule(shared_bundle):
     assert schedule == Schedule(3, 1, 77)
 
 
+@pytest.mark.parametrize(
+    ("options", "loaded"),
+    [({}, [1, 2]), ({"single_copy": True}, [1]), ({"threads": 1}, [1])],
+    ids=["", "single copy", "one core"],
+)
+def test_a_lone_request_has_all_cores(shared_bundle, options, loaded, monkeypatch):
+    seen: list[tuple[str, int]] = []
+    caller = Session.caller
+
+    def watched(self, schedule):
+        call = caller(self, schedule)
+        seen.append(("loaded", schedule.threads))
+
+        def run(encodings):
+            seen.append(("ran", schedule.threads))
+            return call(encodings)
+
+        return run
+
+    monkeypatch.setattr(Session, "caller", watched)
+    plan = ServePlan(shared_bundle.path, **{"threads": 2, **options})
+    service = serve._service(plan, *serve._session(plan), lambda: False)
+    assert [threads for what, threads in seen if what == "loaded"] == loaded
+    seen.clear()
+    with running(service) as (_, url):
+        answer = httpx.post(f"{url}/embed", json={"texts": TEXTS})
+    assert seen == [("ran", loaded[-1])]
+    wanted = Session(shared_bundle, threads=1).encode(TEXTS)
+    assert np.abs(np.array(answer.json()["vectors"]) - wanted).max() < 1e-6
+
+
 def test_a_tuned_bundle_is_served_as_it_was_tuned(make_bundle):
     tuning = {
         "threads": 1,

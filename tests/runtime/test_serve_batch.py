@@ -248,6 +248,35 @@ def test_workers_run_at_the_same_time():
     run(main)
 
 
+def test_a_call_that_leaves_nothing_waiting_has_all_workers():
+    model, lone = Model(), Model()
+    share = []
+
+    async def main():
+        queue = batcher(model, workers=2, batch_tokens=8, lone=lone, watch=lambda *call: share.append(call))
+        lone.gate.clear()
+        first = asyncio.create_task(queue.run([sequence(4, 1), sequence(4, 2)]))
+        await lone.enter()
+        rest = [asyncio.create_task(queue.run([sequence(8, i)])) for i in range(3, 6)]
+        await asyncio.sleep(0.05)
+        assert model.calls == []  # all workers are taken
+        model.gate.clear()
+        lone.gate.set()
+        assert [row[0] for row in await first] == [1, 2]
+        await model.enter()
+        await model.enter()  # one worker each, since there is more
+        model.gate.set()
+        await asyncio.gather(*rest)
+        assert [row[0] for row in await queue.run([sequence(2, 9)])] == [9]
+        with pytest.raises(RowError, match="unlucky"):
+            await queue.run([sequence(2, 13)])
+        await queue.close()
+
+    run(main)
+    assert [len(call) for call in lone.calls] == [2, 1, 1]
+    assert sorted(call[0][0] for call in model.calls) == [3, 4, 5]
+
+
 def test_a_call_may_wait_to_be_filled_and_starts_when_it_is():
     model = Model()
 
