@@ -11,9 +11,10 @@ VENV ?= .venv
 PIP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist loadfile
 BIN := $(VENV)/bin
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 DEMO := build/demo-model
 
-.PHONY: demo test zoo apps lint types unit format clean
+.PHONY: demo test thorough zoo apps lint types unit format clean
 
 demo: $(VENV)/.installed-export
 	mkdir -p $(dir $(DEMO))
@@ -22,6 +23,10 @@ demo: $(VENV)/.installed-export
 	$(BIN)/tfx bench $(DEMO)
 
 test: lint types unit
+
+# More of what `make test` has one of: other layouts, other tokenizers, benchmarks from end to end. CI runs it.
+thorough: $(VENV)/.installed-dev apps
+	$(PYTEST) -m thorough
 
 # Every encoder by every exporter for every target: about 10 minutes on two cores.
 zoo: $(VENV)/.installed-dev
@@ -42,7 +47,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright
 
 unit: $(VENV)/.installed-dev apps
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(PYTEST) -m "not thorough"
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -45,6 +45,7 @@ def run(apps: ModuleType, *arguments: object) -> Any:
     return CliRunner().invoke(apps.main, [*map(str, arguments), "--quick", "--threads", "1"], catch_exceptions=False)
 
 
+@pytest.mark.thorough
 def test_every_app_is_measured(ready: ModuleType, tiny: Callable[..., Path], tmp_path: Path, chromium: str):
     del chromium
     file, readme = tmp_path / "apps.json", tmp_path / "README.md"

@@ -155,7 +155,7 @@ def test_hard_texts_have_the_ids_of_python(name: str, app: Program, tmp_path: Pa
         assert each.get("value") == {"ids": encoding.ids, "types": encoding.type_ids, "cut": 0}, text
 
 
-@pytest.mark.parametrize("name", ["bert-uncased", "gpt4"])
+@pytest.mark.parametrize("name", ["bert-uncased", pytest.param("gpt4", marks=pytest.mark.thorough)])
 def test_every_character_is_tokenized_alike_or_refused_by_name(name: str, app: Program, tmp_path: Path):
     """Each between letters, alone, and behind an accent; many to a text, without those that are refused."""
     path = tmp_path / "tokenizer.json"

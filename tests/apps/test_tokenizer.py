@@ -119,13 +119,14 @@ def compare(program: Path, tmp_path: Path) -> Compare:
 NAMES = ("minilm", "cased", "bytes", "uncased-seen")
 
 
-@pytest.mark.parametrize("name", ("minilm", "cased"))
+@pytest.mark.parametrize("name", ["minilm", pytest.param("cased", marks=pytest.mark.thorough)])
 def test_every_code_point(compare: Compare, tokenizers_by_name: dict[str, Tokenizer], name: str) -> None:
     with compare(tokenizers_by_name[name]) as pair:
         assert pair.agree(tokenizing.in_context(tokenizing.POINTS)) * 64 >= 0x110000 - 0x800
 
 
 @pytest.mark.parametrize("name", ("bytes", "uncased-seen"))
+@pytest.mark.thorough
 def test_every_code_point_of_planes_in_use(compare: Compare, tokenizers_by_name: Any, name: str) -> None:
     """These take longer; of the planes without a character every hundredth will do."""
     used = [*range(0x40000), *range(0xE0000, 0xE1000), *range(0x40000, 0x110000, 97), 0x10FFFF]

@@ -26,6 +26,7 @@ def _script() -> ModuleType:
     return module
 
 
+@pytest.mark.thorough
 def test_engines_take_turns_and_are_checked(tmp_path: Path):
     out = tmp_path / "gpu.json"
     engines = "tfx-fp16-graphs"

@@ -25,6 +25,7 @@ def script(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.thorough
 def test_quick(tmp_path):
     file = tmp_path / "latency.json"
     done = script("--quick", "--threads", "1", "--json", str(file))

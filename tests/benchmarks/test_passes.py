@@ -24,6 +24,7 @@ def passes(monkeypatch):
     return importlib.import_module("passes")
 
 
+@pytest.mark.thorough
 def test_quick(tmp_path):
     file = tmp_path / "passes.json"
     command = [sys.executable, SCRIPT, "--quick", "--only", "PackedAttention", "--only", "layer norm", "--json", file]
@@ -54,6 +55,7 @@ def test_every_lowering_of_the_cpu_target_is_measured(passes):
 
 
 @pytest.mark.parametrize("question", ["attention", "gelu", "gelu tanh", "layer norm"])
+@pytest.mark.thorough
 def test_every_variant_is_another_graph_or_session(passes, question, tmp_path):
     """Else two names would be timed for one thing."""
     asked = next(each for each in passes.QUESTIONS if each.name == question)

@@ -57,6 +57,7 @@ def script(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.thorough
 def test_quick(tmp_path):
     """Without environments: the engines that need none."""
     out = tmp_path / "peers.json"

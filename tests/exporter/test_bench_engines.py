@@ -100,6 +100,7 @@ def test_onnxruntime_keeps_all_of_its_optimizers(bundle, monkeypatch, here):
                 np.testing.assert_allclose(values, case.outputs[name], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_all_engines_end_to_end(bundle):
     done = CliRunner().invoke(
         main,

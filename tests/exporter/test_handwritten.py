@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +39,13 @@ def fully_masked(source: Source) -> Arrays:
     feeds = make_feeds(source.inputs, batch=3, sequence=7, pattern="right", seed=9)
     feeds["attention_mask"][1] = 0
     return feeds
+
+
+@functools.cache
+def made_once(make: Callable[[], nn.Module], *inputs: str) -> Made:
+    """As ``made``; torch.export takes seconds, and all targets start with the same graph."""
+    torch.manual_seed(0)
+    return made(make(), *inputs)
 
 
 @functools.cache
@@ -187,6 +195,14 @@ def activations(ways: dict) -> Made:
     return made(written.Activations(ways), f"x:float32:batch,{len(ways)},sequence")
 
 
+def quick_gelus() -> nn.Module:
+    return written.Activations(written.GELU_QUICK)
+
+
+def gates() -> nn.Module:
+    return written.Gates(written.GATED)
+
+
 @pytest.mark.parametrize(
     ("ways", "approximate"), [(written.GELU_ERF, "none"), (written.GELU_TANH, "tanh")], ids=["erf", "tanh"]
 )
@@ -208,7 +224,7 @@ def test_a12_every_way_of_writing_gelu_is_its_own_node_and_right(ways: dict, app
 
 @pytest.mark.parametrize(("target", "opset"), SEVERAL)
 def test_a12_quick_gelu_is_counted_in_every_spelling_and_lowering(target: str, opset: int | None) -> None:
-    source, captured = activations(written.GELU_QUICK)
+    source, captured = made_once(quick_gelus, f"x:float32:batch,{len(written.GELU_QUICK)},sequence")
     model, report = lowered_once(captured, target, opset)
     ways = len(written.GELU_QUICK)
     assert report.counts["gelu"] == meant(model)["gelu"] == ways
@@ -224,7 +240,7 @@ def test_a12_quick_gelu_is_counted_in_every_spelling_and_lowering(target: str, o
 def test_a_gelu_is_found_beside_another_factor(target: str, opset: int | None) -> None:
     ways = len(written.GATED)
     shape = f"float32:batch,{ways},sequence"
-    source, captured = made(written.Gates(written.GATED), f"x:{shape}", f"gate:{shape}")
+    source, captured = made_once(gates, f"x:{shape}", f"gate:{shape}")
     model, report = lowered_once(captured, target, opset)
     assert report.counts["gelu"] == ways
     assert report.refusals == []
@@ -308,12 +324,16 @@ def test_what_is_not_layer_norm_stays_as_it_is() -> None:
     assert_close(run(model)(feeds), torch_answers(source, feeds), atol=1e-5)
 
 
+def rms_norms() -> written.Norms:
+    return written.Norms(written.RMS_NORM, EPSILONS)
+
+
 @pytest.mark.parametrize(("target", "opset"), SEVERAL)
 def test_every_way_of_writing_rms_norm_is_one_node_and_right(target: str, opset: int | None) -> None:
-    torch.manual_seed(0)
-    module = written.Norms(written.RMS_NORM, EPSILONS)
-    ways = len(module.ways)
-    _, captured = made(module, f"x:float32:batch,{ways},sequence,{written.D}")
+    ways = len(rms_norms().ways)
+    source, captured = made_once(rms_norms, f"x:float32:batch,{ways},sequence,{written.D}")
+    module = source.module
+    assert isinstance(module, written.Norms)
     raw, report = raised(captured)
     assert report.refusals == []
     assert report.counts["rms_norm"] == len(nodes_of(raw, "RMSNormalization")) == ways

@@ -125,6 +125,7 @@ def test_a_ragged_bundle_is_made_padded_from_its_source(variants, exported, tmp_
         Variants(base, tmp_path / "other", "packed", "a/folder").bundle("padded", "packed", "fp32")
 
 
+@pytest.mark.thorough
 def test_other_forms_of_an_int8_bundle_are_int8_and_have_evidence_of_their_own(tmp_path, monkeypatch):
     """The source is float32: another layout has to go the whole way to int8."""
     from tfx.exporter import export as export_module
@@ -259,7 +260,13 @@ def by_parts(request, manifest):
 
 
 @pytest.mark.parametrize(
-    "stages", [("threads", "spinning"), ("spinning", "threads"), ("lowering", "threads"), ("lowering", "spinning")]
+    "stages",
+    [
+        ("threads", "spinning"),
+        ("lowering", "spinning"),
+        pytest.param(("spinning", "threads"), marks=pytest.mark.thorough),
+        pytest.param(("lowering", "threads"), marks=pytest.mark.thorough),
+    ],
 )
 def test_stages_one_run_after_the_other_keep_what_was_won(bundle, race, stages):
     race(by_parts)
