@@ -32,6 +32,7 @@ __all__ = ["STAGES", "Settings", "TunePlan", "tune"]
 
 STAGES = ("layout", "lowering", "precision", "threads", "spinning", "schedule")
 """What is tried, in this order: what changes the graph first, for it decides how threads are best used."""
+_GRAPH = STAGES[:3]
 
 _TURN_MS = 150.0
 """About how long a turn of the slower one takes: long beside the noise of clocks and of waking threads."""
@@ -144,13 +145,21 @@ def tune(bundle: str | Path, plan: TunePlan | None = None, *, progress: Progress
         histogram), ``resumed`` (entries of an earlier run), ``finished`` and ``seconds``.
 
     Raises:
-        InputError: The plan is wrong, or the bundle cannot be written.
+        InputError: The plan is wrong, the bundle cannot be written, or it is for another target than ``cpu`` and the
+            stages would change its graph.
         ParityError: The bundle does not pass its own golden, or the winner, once written, does not.
         MachineError: A process died.
     """
     plan = plan or TunePlan()
     plan.check()
     opened = Bundle.open(bundle)
+    target = opened.manifest.target
+    if target != "cpu" and set(plan.stages) & set(_GRAPH):
+        others = ",".join(stage for stage in STAGES if stage not in _GRAPH)
+        raise InputError(
+            f"{bundle}: found target {target}, wanted cpu: the fastest graph here would run nowhere else; "
+            f"--only {others} leaves the graph as it is"
+        )
     cores = default_threads() if plan.threads is None else plan.threads
     timed = BenchPlan((plan.batch,), lengths=plan.lengths, count=plan.count, seed=plan.seed, mode=plan.mode)
     rows = timed.rows(opened)

@@ -26,7 +26,7 @@ from tfx.exporter.tune_variants import LOWERINGS, Limit, Variants, precisions
 from tfx.models.config import EncoderConfig
 from tfx.runtime.bench import MODES
 from tfx.runtime.bench_race import Turn
-from tfx.runtime.bundle import Bundle
+from tfx.runtime.bundle import Bundle, sha256_file
 from tfx.runtime.parity import verify_bundle
 from tfx.runtime.session import Session
 
@@ -284,6 +284,20 @@ def test_stages_one_run_after_the_other_keep_what_was_won(bundle, race, stages):
     again = tune(bundle.path, dataclasses.replace(PLAN, stages=stages))
     assert again["winner"] == found["winner"]
     assert FakeRace.timed == []
+
+
+def test_the_graph_of_another_target_stays(bundle, race):
+    """A bundle for a browser or for any engine would become one for onnxruntime on a CPU."""
+    path = bundle.path / "tfx.json"
+    path.write_text(path.read_text().replace('"target": "cpu"', '"target": "web"'))
+    before = sha256_file(bundle.model_path)
+    with pytest.raises(InputError, match=r"found target web, wanted cpu: .* --only threads,spinning,schedule leaves"):
+        tune(bundle.path, PLAN)
+    race(by_parts)
+    found = tune(bundle.path, dataclasses.replace(PLAN, stages=("threads", "spinning")))
+    assert found["gain"]["gain"] > 1
+    after = Bundle.open(bundle.path)
+    assert (after.manifest.target, sha256_file(after.model_path)) == ("web", before)
 
 
 @pytest.mark.parametrize("change", [{"fresh": True}, {"lengths": "5,19"}])
