@@ -6,6 +6,7 @@ build it have changed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -15,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ RUNTIMES = tuple(LANGUAGES)
 
 _NAME = "tfx-verify"
 _MINUTES = 10
+_KEPT_SECONDS = 30 * 24 * 3600
 _DEBIAN = "apt-get install cmake g++ pkg-config libcjson-dev libssl-dev"
 _OLDEST_NODE = 20
 _NOT_STARTED = 127  # a dynamic loader's exit code
@@ -96,6 +99,8 @@ def prepared(runtime: str) -> Path:
     tools = _tools(runtime)
     folder = cache_folder() / f"{runtime}-{_key(runtime, tools)}"
     if folder.is_dir():
+        with contextlib.suppress(OSError):  # a cache that can only be read
+            os.utime(folder)  # it is in use
         return folder
     fresh = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
@@ -114,7 +119,17 @@ def prepared(runtime: str) -> Path:
         raise MachineError(f"{folder.parent}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+    _forget_unused(runtime)
     return folder
+
+
+def _forget_unused(runtime: str) -> None:
+    """Remove what other versions have built and nobody has used of late, or was never finished."""
+    for pattern in (f"{runtime}-*", f".{runtime}-*"):
+        for each in cache_folder().glob(pattern):
+            with contextlib.suppress(OSError):  # another process was faster
+                if time.time() - each.stat().st_mtime > _KEPT_SECONDS:
+                    shutil.rmtree(each, ignore_errors=True)
 
 
 def command_of(runtime: str, app: Path) -> list[str]:

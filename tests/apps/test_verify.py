@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,21 @@ def test_an_app_is_made_anew_when_its_sources_change(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(app_verify, "sources", changed)
     assert prepared("node") != first
+
+
+def test_what_nobody_uses_any_more_is_removed_when_another_is_built(tmp_path: Path, monkeypatch):
+    tools_that(tmp_path, "node", "true", monkeypatch)
+    names = ("node-unused", ".node-unfinished", "node-in-use", "c-of-another-language")
+    for name in names:
+        (cache_folder() / name / "part").mkdir(parents=True)
+    long_ago = time.time() - 31 * 24 * 3600
+    for name in ("node-unused", ".node-unfinished", "c-of-another-language"):
+        os.utime(cache_folder() / name, (long_ago, long_ago))
+    made = prepared("node")
+    assert sorted(path.name for path in cache_folder().iterdir()) == sorted([made.name, *names[2:]])
+    os.utime(made, (long_ago, long_ago))
+    assert prepared("node") == made
+    assert made.stat().st_mtime > time.time() - 3600  # this was a use
 
 
 # ---- the page ----
