@@ -440,6 +440,25 @@ def test_what_is_kept_stays_where_another_file_cannot_be_had(app: Path, browser:
     context.close()
 
 
+def test_a_new_bundle_that_cannot_be_had_leaves_the_old_one(
+    visit: Callable[..., Page], server: Server, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    page = visit()
+    ready(page)
+    offline(page)
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny(target="portable"), broken)
+    (broken / "model.onnx").unlink()
+    server.folders["/bundle/"] = broken
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("model.onnx", timeout=TIMEOUT)
+    server.shutdown()
+    server.server_close()
+    page.reload()
+    ready(page)
+    embed(page, TEXTS)
+
+
 def test_a_server_that_does_not_answer_does_not_hold_what_is_kept(app: Path, browser: Browser) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -779,7 +798,6 @@ def test_webgpu_gives_the_numbers(
     context.close()
 
 
-@pytest.mark.thorough
 def test_wrong_numbers_on_webgpu_are_refused(
     gpu_browser: Browser, server: Server, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -816,16 +834,16 @@ def test_the_service_worker_knows_the_page_s_files() -> None:
     assert sorted(listed) == sorted({"./", *files - {"vendor.mjs"}, *core})
 
 
-def test_what_a_visit_without_a_server_needs_is_known(visit: Callable[..., Page], server: Server) -> None:
-    page = visit()
-    ready(page)
-    offline(page)
-    kept = page.evaluate("caches.open('tfx-page-1').then((c) => c.keys()).then((k) => k.map((r) => r.url))")
-    asked = {path for path in server.asked if path.startswith(("/vendor/", "/core/")) or path.endswith("tfx.json")}
-    assert asked
-    assert asked <= {url.removeprefix(server.url[:-1]) for url in kept}
+def test_what_the_page_needs_of_vendor_is_what_is_copied_there() -> None:
+    """The page has these files kept before it says that it works offline."""
+    worker = (APPS / "web" / "worker.mjs").read_text(encoding="utf-8")
+    copied = re.findall(r'"dist/([^"]+)"', (APPS / "web" / "vendor.mjs").read_text(encoding="utf-8"))
+    assert sorted(re.findall(r'"vendor/([^"]+)"', worker)) == sorted(copied)
+
+
+def test_an_unknown_provider_is_said(visit: Callable[..., Page]) -> None:
     page = visit("?provider=tpu")
-    expect(page.get_by_role("alert")).to_contain_text("?provider=tpu: wanted wasm or webgpu")
+    expect(page.get_by_role("alert")).to_contain_text("?provider=tpu: wanted wasm or webgpu", timeout=TIMEOUT)
 
 
 def test_both_policies_are_the_same() -> None:

@@ -35,8 +35,12 @@ export function serverFolder(folder, onProgress) {
   /** @type {Map<string, Uint8Array<ArrayBuffer>>} by cache key */
   const fresh = new Map();
   const used = new Set();
+  /** @type {Uint8Array<ArrayBuffer> | null} kept for the service worker, which gives it where the server does not */
+  let manifest = null;
+  const manifestKey = new URL(MANIFEST, base).href;
 
   const keyOf = (name) => `${new URL(encodeURIComponent(name), base)}?sha256=${listed[name]?.sha256}`;
+  const filesKept = () => Object.keys(listed).every((name) => used.has(keyOf(name)));
   const total = () => Object.values(listed).reduce((sum, { bytes }) => sum + (Number(bytes) || 0), 0);
 
   const source = {
@@ -48,6 +52,7 @@ export function serverFolder(folder, onProgress) {
       if (name === MANIFEST) {
         const bytes = await download(url, () => {});
         fresh.clear();
+        manifest = bytes;
         listed = bytes === null ? {} : filesOf(bytes);
         done = 0;
         if (bytes === null) source.missing = url;
@@ -77,21 +82,22 @@ export function serverFolder(folder, onProgress) {
     async settle() {
       const cache = await storage();
       if (cache === null) return;
-      for (const [key, bytes] of fresh) {
-        // A full disk must not stop the page: it loads the file again next time.
-        await cache.put(key, new Response(bytes)).then(
+      const put = (key, bytes) =>
+        cache.put(key, new Response(bytes)).then(
           () => used.add(key),
-          () => undefined,
+          () => undefined, // a full disk must not stop the page: it loads the file again next time
         );
-      }
+      for (const [key, bytes] of fresh) await put(key, bytes);
       fresh.clear();
+      if (!filesKept()) return; // an older manifest and its files stay
+      if (manifest !== null) await put(manifestKey, manifest);
       for (const request of await cache.keys()) {
         const { href } = new URL(".", request.url);
         if (href === base.href && !used.has(request.url)) await cache.delete(request);
       }
     },
 
-    kept: () => used.size > 0 && Object.keys(listed).every((name) => used.has(keyOf(name))),
+    kept: () => used.has(manifestKey) && filesKept(),
 
     async forget() {
       const cache = await storage();

@@ -4,6 +4,7 @@
  */
 
 const TRIED = "tfx-reloaded"; // in sessionStorage: no second reload when the first did not help
+const KEEPING = 600_000; // ms: the first visit may load tens of megabytes over a slow line
 const PATIENCE = 5000; // ms to wait for the service worker; the page works without
 
 /** Return why this browser or address cannot run the page, null when it can. */
@@ -59,11 +60,11 @@ export async function isolate() {
 export async function keepPage(paths) {
   const { serviceWorker } = navigator;
   if (!(await serviceWorker?.getRegistration().catch(() => null))) return false;
-  const { active } = await serviceWorker.ready;
   const { port1, port2 } = new MessageChannel();
   return new Promise((resolve) => {
+    setTimeout(() => resolve(false), KEEPING); // it was not installed, or is an older one that does not answer
     port1.onmessage = ({ data }) => resolve(data);
-    active.postMessage({ paths }, [port2]);
+    serviceWorker.ready.then(({ active }) => active.postMessage({ paths }, [port2]));
   });
 }
 

@@ -187,7 +187,7 @@ function showModel() {
   $("offline").hidden = true;
   $("offline-text").textContent = `Works offline: ${view.size(opened.bytes)} are kept in this browser.`;
   const shown = opened;
-  if (shown.offline) keepPage(shown.needs).then((kept) => ($("offline").hidden = !kept || shown !== opened));
+  if (shown.offline) keepPage(shown.needs).then((kept) => shown === opened && ($("offline").hidden = !kept));
 }
 
 /* ------------------------------------------------------------------ embed */

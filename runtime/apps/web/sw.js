@@ -2,15 +2,16 @@
  * The service worker: the page without a network, and the headers that WebAssembly threads need.
  *
  * - The page's own files and vendor/ are asked of the server first, so that a new version shows at once, and come from
- *   the cache when it cannot be reached. So does every tfx.json.
- * - A bundle's other files are not touched here: worker.mjs keeps them by the sha256 in the manifest (files.mjs).
+ *   the cache when it cannot be reached; where the page itself did, all of its files do, so that versions do not mix.
+ * - A bundle's files are kept by worker.mjs (files.mjs), by the sha256 in the manifest. Its tfx.json is asked of the
+ *   server first, too, and what worker.mjs kept is given where there is no answer.
  * - Every answer of this origin is given the headers of a cross-origin isolated page, whatever server is in use, and
  *   the content security policy that index.html asks for, which workers would not inherit.
  */
 
 const CACHE = "tfx-page-1";
+const BUNDLES = "tfx-bundles-1"; // of files.mjs
 const PATIENCE_MS = 5000; // after which what is kept is shown; the answer is kept for the next visit when it comes
-const SILENCE_MS = 60_000; // for which a server that outlasted patience is not waited for again, unless it answers
 
 // Small files that the first visit needs again offline. What is large (vendor/) is kept when it is first used.
 const PAGE = [
@@ -75,18 +76,21 @@ self.addEventListener("fetch", (event) => {
   if (url.origin !== scope.origin) {
     event.respondWith(Response.error()); // nothing of this page asks for anything elsewhere
   } else if (request.method === "GET") {
-    event.respondWith(isKept(url) ? networkFirst(event, url) : fetch(request).then(isolated));
+    const answer = isPage(url) ? pageFile(event, url) : isManifest(url) ? manifest(request, url) : fetch(request);
+    event.respondWith(answer.then(isolated));
   }
 });
 
-// The page asks before it says that it works offline: are all these files kept? Those that are not are loaded now.
+// The page asks before it says that it works offline: are all its files kept? Those that are not are loaded now.
 self.addEventListener("message", (event) => {
   const [port] = event.ports;
+  if (port === undefined) return;
   const keep = async () => {
     const cache = await caches.open(CACHE);
     for (const path of [...PAGE, ...event.data.paths]) {
-      const { href } = new URL(path, scope);
-      if (!(await cache.match(href))) await cache.add(href);
+      const url = new URL(path, scope);
+      if (!isPage(url)) throw new Error(`${path}: wanted a file of the page`);
+      if (!(await cache.match(url.href))) await cache.add(new Request(url, { cache: freshness(url) }));
     }
   };
   event.waitUntil(
@@ -97,42 +101,54 @@ self.addEventListener("message", (event) => {
   );
 });
 
-/** Whether a path is the page's own or a manifest. */
-function isKept(url) {
-  if (url.pathname.endsWith("/tfx.json")) return true;
-  if (!url.pathname.startsWith(scope.pathname)) return false;
+/** Whether an address is a file of the page's own. */
+function isPage(url) {
+  if (!url.href.startsWith(scope.href)) return false;
   const path = url.pathname.slice(scope.pathname.length);
   return path === "" || PAGE.includes(path) || path.startsWith("vendor/");
 }
 
-let silentUntil = 0;
+function isManifest(url) {
+  return url.pathname.endsWith("/tfx.json");
+}
 
-async function networkFirst(event, url) {
-  const { request } = event;
+/**
+ * How a file is asked for: servers that compare dates only (not ETags) answer 304 for one that was replaced by an older
+ * one, as when a bundle is rolled back; what is large does without that care.
+ */
+function freshness(url) {
+  return url.pathname.includes("/vendor/") ? "no-cache" : "reload";
+}
+
+/** Pages and workers that came from the cache, by id. */
+const cached = new Set();
+
+async function pageFile(event, url) {
+  const { request, clientId, resultingClientId } = event;
   const key = url.origin + url.pathname; // what follows "?" changes nothing in a file
   const cache = await caches.open(CACHE).catch(() => null); // no storage: private windows of some browsers
   const kept = await cache?.match(key);
-  // Servers that compare dates only (not ETags) answer 304 for a file that was replaced by an older one, as when a bundle
-  // is rolled back; what is large does without that care.
-  const mode = url.pathname.includes("/vendor/") ? "no-cache" : "reload";
-  const asked = fetch(request.mode === "navigate" ? request : new Request(request, { cache: mode }));
-  const keep = (answer) => {
-    silentUntil = 0;
-    return answer.status === 200 && cache ? cache.put(key, answer.clone()) : undefined;
-  };
+  const asked = fetch(new Request(request, { cache: freshness(url) }));
+  const keep = (answer) => (answer.status === 200 && cache ? cache.put(key, answer.clone()) : undefined);
   event.waitUntil(asked.then(keep).catch(() => undefined)); // a full disk must not stop the page
-  if (!kept) return isolated(await asked);
-  let timer;
-  const late = new Promise((resolve) => {
-    const stop = () => {
-      silentUntil = Date.now() + SILENCE_MS;
-      resolve(null);
-    };
-    timer = setTimeout(stop, Date.now() < silentUntil ? 0 : PATIENCE_MS);
-  });
-  const answer = await Promise.race([asked, late]).catch(() => null);
-  clearTimeout(timer);
-  return isolated(answer ?? kept);
+  if (!kept) return asked;
+  // On a navigation clientId is of the page that is left.
+  const answer = request.mode !== "navigate" && cached.has(clientId) ? null : await inTime(asked);
+  if (answer === null && resultingClientId) cached.add(resultingClientId);
+  return answer ?? kept;
+}
+
+async function manifest(request, url) {
+  const asked = fetch(new Request(request, { cache: freshness(url) }));
+  const cache = await caches.open(BUNDLES).catch(() => null);
+  const kept = await cache?.match(url.origin + url.pathname);
+  return kept ? ((await inTime(asked)) ?? kept) : asked;
+}
+
+/** Return an answer, null where it fails or takes too long. */
+function inTime(asked) {
+  const late = new Promise((resolve) => setTimeout(() => resolve(null), PATIENCE_MS));
+  return Promise.race([asked, late]).catch(() => null);
 }
 
 /** Return an answer with the headers above. */

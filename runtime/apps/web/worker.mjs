@@ -8,7 +8,7 @@
  *   open    {source: {folder: string} | {files: Map<string, File>, label: string}, provider: "wasm" | "webgpu",
  *            threads: number | null}
  *           reads and checks the bundle and loads the model. Result: {label, manifest, runtime, provider, threads,
- *           bytes, offline: whether the browser keeps what the manifest lists, needs: what else it takes to open it again}.
+ *           bytes, offline: whether the browser keeps it, needs: what of the page it takes to open it again}.
  *   embed   {texts: string[]}
  *           result: {vectors: Float32Array[] | null, outputs: object[] | null, tokens: {count, cut}[],
  *           ms: {tokenize, run}}; outputs where the bundle has no pooling.
@@ -84,7 +84,7 @@ async function open({ source, provider, threads }, progress) {
     threads: used,
     bytes: Object.values(manifest.files).reduce((sum, file) => sum + file.bytes, 0),
     offline: files.kept(),
-    needs: [`${files.label}tfx.json`, ...RUNTIMES[provider], ...(manifest.tokenizer === null ? [] : [TOKENIZERS])],
+    needs: [...RUNTIMES[provider], ...(manifest.tokenizer === null ? [] : [TOKENIZERS])],
   };
 }
 
