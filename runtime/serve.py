@@ -82,8 +82,8 @@ def serve(plan: ServePlan, started: Callable[[dict[str, Any]], None] = lambda fo
 
     Args:
         plan: what is asked for.
-        started: told once the server can be reached: url, model, provider, schedule, and whether other machines can
-            reach it (open).
+        started: told once the server can be reached: url, model, provider, schedule, how often the weights are in
+            memory (copies), and whether other machines can reach it (open).
 
     Raises:
         InputError: a host that is none.
@@ -114,6 +114,7 @@ def serve(plan: ServePlan, started: Callable[[dict[str, Any]], None] = lambda fo
                             "model": service.name,
                             "provider": session.provider,
                             "schedule": schedule.to_json(),
+                            "copies": service.copies,
                             "open": not ipaddress.ip_address(host).is_loopback,
                         }
                     )
@@ -168,12 +169,8 @@ def _service(plan: ServePlan, session: Session, schedule: Schedule, stopping: Ca
     from .serve_batch import Batcher
 
     bundle, manifest = session.bundle, session.bundle.manifest
-    call, lone = session.caller(schedule), None
+    call, lone = session.caller(schedule), _lone(plan, session, schedule)
     _warm_up(call)
-    if schedule.workers > 1 and session.provider == "cpu" and not plan.single_copy:
-        # The same model once more: onnxruntime fixes the threads inside of an operator when it loads.
-        lone = session.caller(replace(schedule, workers=1, threads=schedule.workers * schedule.threads))
-        _warm_up(lone)
 
     def make_batcher(watch: Callable[[int, int, float], None]) -> Batcher:
         return Batcher(
@@ -193,12 +190,29 @@ def _service(plan: ServePlan, session: Session, schedule: Schedule, stopping: Ca
         max_length=manifest.max_length,
         dimension=int(vector_output(bundle).shape[1]),
         make_batcher=make_batcher,
+        copies=1 if lone is None else 2,
         queue_tokens=plan.queue_tokens,
         max_texts=plan.max_texts,
         max_body=plan.max_body,
         refuse_long=plan.refuse_long,
         stopping=stopping,
     )
+
+
+def _lone(plan: ServePlan, session: Session, schedule: Schedule) -> Call | None:
+    """Load the model once more, for calls on all threads: onnxruntime fixes those of an operator when it loads.
+
+    Returns:
+        What runs such calls; None where one copy is wanted, does the same, or is all that fits into memory.
+    """
+    if plan.single_copy or schedule.workers == 1 or session.provider != "cpu":
+        return None
+    try:
+        call = session.caller(replace(schedule, workers=1, threads=schedule.workers * schedule.threads))
+        _warm_up(call)
+    except MachineError:
+        return None
+    return call
 
 
 def _warm_up(call: Call) -> None:

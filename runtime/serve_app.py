@@ -57,6 +57,7 @@ class Service:
         max_length: longest sequence, None when there is no limit.
         dimension: of a vector.
         make_batcher: makes the queue; called in the event loop.
+        copies: how often the weights are in memory.
         queue_tokens: tokens that may wait, and the most of one request.
         max_texts: texts in one request.
         max_body: bytes in one request.
@@ -70,6 +71,7 @@ class Service:
     max_length: int | None
     dimension: int
     make_batcher: Callable[[Callable[[int, int, float], None]], Batcher]
+    copies: int
     queue_tokens: int
     max_texts: int
     max_body: int

@@ -1,10 +1,10 @@
 """Requests that come at the same time share calls: a queue of tokens in front of a few threads that run the model.
 
 A call starts as soon as a worker is free, with as many waiting sequences as fit into the schedule's tokens, so there is
-nothing to wait for when the machine is idle, and calls are full when it is not. A call that leaves no other work takes
-the threads of all workers, so that a lone client does not wait for one core while the others rest. Requests take turns:
-one of a thousand texts does not hold up one of a single text. A sequence that fails is run again by itself, and fails
-alone.
+nothing to wait for when the machine is idle, and calls are full when it is not. A request that fits into one call and
+finds nothing else to be done takes the threads of all workers, so that a lone client does not wait for one core while
+the others rest; where several wait, a core for each brings more. Requests take turns: one of a thousand texts does not
+hold up one of a single text. A sequence that fails is run again by itself, and fails alone.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ class Batcher:
                 return
             batch = self._take()
             call, workers = self._call, 1
-            if self._lone is not None and not self._jobs and self._free == self._schedule.workers:
+            one_request = not self._jobs and len({id(job) for job, _ in batch}) == 1
+            if self._lone is not None and one_request and self._free == self._schedule.workers:
                 call, workers = self._lone, self._free
             self._free -= workers
             future = self._pool.submit(self._timed, call, [job.encodings[row] for job, row in batch])

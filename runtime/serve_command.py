@@ -114,11 +114,14 @@ def serve(
     )
 
     def started(found: dict[str, Any]) -> None:
+        schedule = found["schedule"]
         if as_json:
             show.print_json(found)
         else:
-            url, schedule = found["url"], Schedule.from_json(found["schedule"])
-            click.echo(f"serving {found['model']} at {url} ({schedule}); API: {url}/docs; Ctrl+C stops it", err=True)
+            url, how = found["url"], Schedule.from_json(schedule)
+            click.echo(f"serving {found['model']} at {url} ({how}); API: {url}/docs; Ctrl+C stops it", err=True)
+        if found["copies"] == 1 and schedule["workers"] > 1 and provider == "cpu" and not single_copy:
+            click.echo("notice: no memory for the weights twice: a request that comes alone has one core", err=True)
         if found["open"]:
             click.echo(f"notice: whoever reaches {host} can use it: there is no password and no encryption", err=True)
 

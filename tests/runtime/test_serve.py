@@ -414,12 +414,35 @@ def test_a_lone_request_has_all_cores(shared_bundle, options, loaded, monkeypatc
     plan = ServePlan(shared_bundle.path, **{"threads": 2, **options})
     service = serve._service(plan, *serve._session(plan), lambda: False)
     assert [threads for what, threads in seen if what == "loaded"] == loaded
+    assert service.copies == len(loaded)
     seen.clear()
     with running(service) as (_, url):
         answer = httpx.post(f"{url}/embed", json={"texts": TEXTS})
     assert seen == [("ran", loaded[-1])]
     wanted = Session(shared_bundle, threads=1).encode(TEXTS)
     assert np.abs(np.array(answer.json()["vectors"]) - wanted).max() < 1e-6
+
+
+def test_without_memory_for_a_second_copy_it_serves_with_one(shared_bundle, monkeypatch):
+    caller = Session.caller
+
+    def scarce(self, schedule):
+        if schedule.threads > 1:
+            raise MachineError("memory ran out")
+        return caller(self, schedule)
+
+    monkeypatch.setattr(Session, "caller", scarce)
+    plan = ServePlan(shared_bundle.path, threads=2)
+    service = serve._service(plan, *serve._session(plan), lambda: False)
+    assert service.copies == 1
+    with running(service) as (_, url):
+        assert httpx.post(f"{url}/embed", json={"texts": TEXTS}).status_code == 200
+    found = {"url": "u", "model": "m", "provider": "cpu", "open": False, "copies": 1}
+    found["schedule"] = Schedule(2, 1, 256).to_json()
+    monkeypatch.setattr(serve, "serve", lambda plan, started: started(found))
+    said = CliRunner().invoke(main, ["serve", str(shared_bundle.path)])
+    assert "notice: no memory for the weights twice" in said.stderr
+    assert CliRunner().invoke(main, ["serve", str(shared_bundle.path), "--single-copy"]).stderr.count("notice") == 0
 
 
 def test_a_tuned_bundle_is_served_as_it_was_tuned(make_bundle):

@@ -248,12 +248,11 @@ def test_workers_run_at_the_same_time():
     run(main)
 
 
-def test_a_call_that_leaves_nothing_waiting_has_all_workers():
+def test_a_request_with_nothing_beside_it_has_all_workers():
     model, lone = Model(), Model()
-    share = []
 
     async def main():
-        queue = batcher(model, workers=2, batch_tokens=8, lone=lone, watch=lambda *call: share.append(call))
+        queue = batcher(model, workers=2, batch_tokens=8, lone=lone)
         lone.gate.clear()
         first = asyncio.create_task(queue.run([sequence(4, 1), sequence(4, 2)]))
         await lone.enter()
@@ -275,6 +274,28 @@ def test_a_call_that_leaves_nothing_waiting_has_all_workers():
     run(main)
     assert [len(call) for call in lone.calls] == [2, 1, 1]
     assert sorted(call[0][0] for call in model.calls) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("several", ["requests", "calls"])
+def test_who_is_not_alone_has_one_worker(several):
+    model, lone = Model(), Model()
+
+    async def main():
+        queue = batcher(model, workers=2, batch_tokens=8, lone=lone)
+        lone.gate.clear()
+        first = asyncio.create_task(queue.run([sequence(4, 1)]))
+        await lone.enter()
+        # Two requests that fit into one call; one that takes two.
+        more = [[sequence(4, 2)], [sequence(4, 3)]] if several == "requests" else [[sequence(8, 2), sequence(8, 3)]]
+        rest = [asyncio.create_task(queue.run(each)) for each in more]
+        await asyncio.sleep(0.05)
+        lone.gate.set()
+        await asyncio.gather(first, *rest)
+        await queue.close()
+
+    run(main)
+    assert len(lone.calls) == 1
+    assert sorted(each for call in model.calls for each in call) in ([(2, 4), (3, 4)], [(2, 8), (3, 8)])
 
 
 def test_a_call_may_wait_to_be_filled_and_starts_when_it_is():
