@@ -125,8 +125,7 @@ def test_every_code_point(compare: Compare, tokenizers_by_name: dict[str, Tokeni
         assert pair.agree(tokenizing.in_context(tokenizing.POINTS)) * 64 >= 0x110000 - 0x800
 
 
-@pytest.mark.parametrize("name", ("bytes", "uncased-seen"))
-@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["bytes", pytest.param("uncased-seen", marks=pytest.mark.thorough)])
 def test_every_code_point_of_planes_in_use(compare: Compare, tokenizers_by_name: Any, name: str) -> None:
     """These take longer; of the planes without a character every hundredth will do."""
     used = [*range(0x40000), *range(0xE0000, 0xE1000), *range(0x40000, 0x110000, 97), 0x10FFFF]

@@ -20,7 +20,6 @@ def make_unicode():
         yield importlib.import_module("make_unicode")
 
 
-@pytest.mark.thorough
 def test_the_files_are_what_the_installed_tokenizers_gives(make_unicode):
     for path, make in make_unicode.FILES.items():
         found, wanted = path.read_text(encoding="utf-8"), make()
