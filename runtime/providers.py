@@ -105,6 +105,7 @@ def create_session(
     allow_fallback: bool = False,
     disabled_optimizers: Sequence[str] | None = None,
     spinning: bool = True,
+    rest: bool = False,
     memory: str = "steady",
     provider_options: Mapping[str, str] | None = None,
 ) -> StrictSession:
@@ -119,6 +120,7 @@ def create_session(
         disabled_optimizers: onnxruntime graph optimizers to leave out; None leaves out those measured to be slower
             than what they replace, ``()`` leaves out none.
         spinning: let idle threads wait in a loop, which starts the next operator sooner and keeps cores busy.
+        rest: end that loop with the call: the next one starts a little later, and other work has the cores meanwhile.
         memory: one of ``MEMORY``; other providers than the CPU keep onnxruntime's default.
         provider_options: the provider's own options, by onnxruntime's names; on CUDA, tf32 is off unless it is set.
 
@@ -148,6 +150,8 @@ def create_session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if not spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if rest:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if provider == "cpu":
         options.enable_mem_pattern = memory == "onnxruntime"
         options.enable_cpu_mem_arena = memory != "lean"

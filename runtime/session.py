@@ -76,7 +76,7 @@ class Session:
                 threads = self._tuning["threads"]
             spinning = self._tuning["spinning"] if spinning is None else spinning
 
-        def load(threads: int | None) -> StrictSession:
+        def load(threads: int | None, rest: bool = False) -> StrictSession:
             return create_session(
                 self.bundle.model_path,
                 provider,
@@ -84,10 +84,11 @@ class Session:
                 optimize,
                 allow_fallback=allow_fallback,
                 spinning=spinning is not False,
+                rest=rest,
                 memory=memory,
             )
 
-        self._load: Callable[[int | None], StrictSession] = load
+        self._load = load
         self._session = load(threads)
         self._other: StrictSession | None = None  # for a schedule that wants another number of threads
         self._other_lock = threading.Lock()
@@ -316,7 +317,7 @@ class Session:
             return self._session
         with self._other_lock:
             if self._other is None or self._other.threads != threads:
-                self._other = self._load(threads)
+                self._other = self._load(threads, rest=True)  # the first one has work between its calls
             return self._other
 
     def _encode_items(self, items: Sequence[Any], first: int) -> list[Encoding]:

@@ -13,7 +13,9 @@ from tfx.errors import InputError
 from tfx.runtime import providers
 from tfx.runtime.bench_memory import plateau
 from tfx.runtime.providers import MEMORY, create_session
+from tfx.runtime.schedule import packed
 from tfx.runtime.session import Session
+from tfx.runtime.text import Encoding
 
 RUNS = 300
 
@@ -102,6 +104,16 @@ def test_spinning_can_be_turned_off(bundle):
     )
     with pytest.raises(RuntimeError):
         create_session(bundle.model_path).ort.get_session_options().get_session_config_entry(key)
+
+
+def test_a_second_session_takes_no_core_from_the_first_between_its_calls(bundle):
+    key = "session.force_spinning_stop"
+    session = Session(bundle, threads=1)
+    list(session.caller(packed(2))([Encoding([1, 2], [0, 0])]))
+    assert session._other is not None
+    assert session._other.ort.get_session_options().get_session_config_entry(key) == "1"
+    with pytest.raises(RuntimeError):
+        session._session.ort.get_session_options().get_session_config_entry(key)
 
 
 def test_what_loading_freed_goes_back(bundle, monkeypatch):
