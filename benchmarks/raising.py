@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 LAYERS = (12, 24, 48)
-FEW_LAYERS = (4, 8, 24)
+FEW_LAYERS = (4, 8, 16)
 GRAPHS = ("capture", "torchscript 17")
 TINY: dict[str, Any] = {"d_model": 16, "heads": 2, "d_ff": 32}
 LARGE: dict[str, Any] = {"d_model": 768, "heads": 12, "d_ff": 3072}

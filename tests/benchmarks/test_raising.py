@@ -29,12 +29,12 @@ def test_quick(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert [(row["graph"], row["layers"]) for row in found["results"]] == [
-        (graph, layers) for graph in ("capture", "torchscript 17") for layers in (4, 8, 24)
+        (graph, layers) for graph in ("capture", "torchscript 17") for layers in (4, 8, 16)
     ]
     assert all(0 < row["raise"] < 30 and 0 < row["lower"] < 30 for row in found["results"])
-    # Twice the layers in four times the time would give 6 here; what does not grow gives less than 1.
+    # Twice the layers in four times the time would give 4 here; what does not grow gives less than 1.
     assert all(0.1 < ratio < 1.5 for ratio in found["growth"].values())
-    assert "time(24) / time(4) / 6" in done.stdout
+    assert "time(16) / time(4) / 4" in done.stdout
 
 
 def test_a_graph_that_is_not_raised_whole_is_not_timed(raising, monkeypatch):

@@ -162,9 +162,9 @@ def test_the_model_is_loaded_once_for_threads_that_ask_at_once(shared_bundle, mo
     loaded = []
     load = session._load
 
-    def count(threads):
+    def count(threads, **options):
         loaded.append(threads)
-        return load(threads)
+        return load(threads, **options)
 
     monkeypatch.setattr(session, "_load", count)
     with ThreadPoolExecutor(6) as pool:
