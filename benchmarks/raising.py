@@ -101,8 +101,8 @@ def main(rounds: int, quick: bool, json_file: Path | None) -> None:
         left=("graph",),
     )
     for route, ratio in growth.items():
-        few, many = depths[0], depths[-1]
-        click.echo(f"{route}: time({many}) / time({few}) / {many // few} = {ratio:.2f} (1 is linear)")
+        least, most = depths[0], depths[-1]
+        click.echo(f"{route}: time({most}) / time({least}) / {most // least} = {ratio:.2f} (1 is linear)")
     write_json(json_file, {**surroundings(1, before), "results": results, "growth": growth})
 
 

@@ -30,9 +30,9 @@ from .tune_variants import LOWERINGS, Limit, Variants, precisions
 
 __all__ = ["STAGES", "Settings", "TunePlan", "tune"]
 
-STAGES = ("layout", "lowering", "precision", "threads", "spinning", "schedule")
+_GRAPH = ("layout", "lowering", "precision")
+STAGES = (*_GRAPH, "threads", "spinning", "schedule")
 """What is tried, in this order: what changes the graph first, for it decides how threads are best used."""
-_GRAPH = STAGES[:3]
 
 _TURN_MS = 150.0
 """About how long a turn of the slower one takes: long beside the noise of clocks and of waking threads."""

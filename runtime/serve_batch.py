@@ -173,7 +173,7 @@ class Batcher:
                 return
             batch = self._take()
             call, workers = self._call, 1
-            one_request = not self._jobs and len({id(job) for job, _ in batch}) == 1
+            one_request = not self._jobs and len({job for job, _ in batch}) == 1
             if self._lone is not None and one_request and self._free == self._schedule.workers:
                 call, workers = self._lone, self._free
             self._free -= workers
